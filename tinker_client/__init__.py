@@ -1,0 +1,1 @@
+"""Everything that speaks Tinker: server, chat tokens, rollouts, datums, run directories."""
