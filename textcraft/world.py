@@ -82,15 +82,11 @@ def load_world(seed: int = BENCHMARK_SEED, items_per_domain_and_tier: int = ITEM
     ambiguous = [item for item, recipes in loader.recipes.items() if len(recipes) != 1]
     if ambiguous:
         raise BenchmarkError(f"{len(ambiguous)} items have several recipes, among them {ambiguous[0]}")
-    recipes = {
-        item: Recipe(dict(only.ingredients), only.result_count) for item, (only,) in loader.recipes.items()
-    }
+    recipes = {item: Recipe(dict(only.ingredients), only.result_count) for item, (only,) in loader.recipes.items()}
     return World(recipes, dict(loader.item_depths))
 
 
-def load_tasks(
-    split: Split, difficulty: Difficulty | None = None, depths: Collection[int] | None = None
-) -> list[Task]:
+def load_tasks(split: Split, difficulty: Difficulty | None = None, depths: Collection[int] | None = None) -> list[Task]:
     """The tasks of a split in the package's order, those of one difficulty or of some depths where asked.
 
     Raises BenchmarkError if the installed task file is not the pinned one.
