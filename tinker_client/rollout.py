@@ -1,0 +1,212 @@
+"""Rollouts: many episodes in flight at once, each turn sampled through Tinker.
+
+Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. SkyRL's JAX
+backend takes what is pending, up to its batch size, and decodes until the last of the batch stops; there, as long as
+more episodes are in flight than a batch holds, one part plays its turns while the other is sampled (measured: README).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import tinker
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from textcraft import Episode, Task
+from tinker_client.chat import ChatTemplate, Conversation
+
+# A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
+TURN_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What samples: a client and the number of weight syncs that came before it."""
+
+    client: tinker.SamplingClient
+    version: int
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """How episodes are played.
+
+    max_turns: the budget of an episode. max_reply_tokens: the cap of one reply.
+    context_length: the longest prompt and reply together; an episode without room for one more token ends there.
+    seed: all sampling seeds of a run derive from it.
+    """
+
+    max_turns: int
+    max_reply_tokens: int
+    temperature: float
+    context_length: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """One turn as it is written to an episodes file."""
+
+    reply: str
+    observation: str
+    kind: str
+    policy_version: int
+    prompt_tokens: int
+    reply_tokens: int
+    cut_off: bool
+
+
+@dataclass
+class EpisodeRecord:
+    """One played episode.
+
+    step: the training step it is played for; group: the index of its task within the step; episode: its index within
+    the group.
+    end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
+    conversation: the tokens for training; stays in memory.
+    """
+
+    task: Task
+    step: int
+    group: int
+    episode: int
+    conversation: Conversation
+    turns: list[TurnRecord] = field(default_factory=list)
+    end: str = "broken"
+    reward: float = 0.0
+    error: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The episode as a row of an episodes file."""
+        return {
+            "task_id": self.task.id,
+            "depth": self.task.depth,
+            "difficulty": self.task.difficulty,
+            "step": self.step,
+            "group": self.group,
+            "episode": self.episode,
+            "end": self.end,
+            "reward": self.reward,
+            "error": self.error,
+            "action_tokens": self.conversation.action_tokens,
+            "turns": [asdict(turn) for turn in self.turns],
+        }
+
+
+def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
+    """The sampling seed of one turn, 31 bits: a hash, so that neighbouring turns and runs share no random numbers."""
+    name = f"{seed}/{step}/{group}/{episode}/{turn}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
+
+
+def play(
+    tasks: Sequence[Task], rollouts: int, policy: Policy, template: ChatTemplate, config: PlayConfig, *, step: int
+) -> list[EpisodeRecord]:
+    """Play each task `rollouts` times, all at once, under a progress bar.
+
+    Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
+    A server error ends only its own episode, as `broken`.
+    """
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
+        TimeElapsedColumn(),
+        transient=True,
+    ) as progress:
+        bar = _Bar(progress, len(tasks) * rollouts)
+
+        async def play_all() -> list[EpisodeRecord]:
+            return await asyncio.gather(
+                *(
+                    play_episode(task, policy, template, config, step=step, group=group, episode=episode, bar=bar)
+                    for group, task in enumerate(tasks)
+                    for episode in range(rollouts)
+                )
+            )
+
+        return asyncio.run(play_all())
+
+
+async def play_episode(
+    task: Task,
+    policy: Policy,
+    template: ChatTemplate,
+    config: PlayConfig,
+    *,
+    step: int,
+    group: int,
+    episode: int,
+    bar: "_Bar",
+) -> EpisodeRecord:
+    """Play one episode to its end."""
+    game = Episode(task, max_turns=config.max_turns)
+    conversation = Conversation(template, game.messages)
+    record = EpisodeRecord(task, step, group, episode, conversation)
+    while game.end is None:
+        prompt_tokens = len(conversation.tokens)
+        room = config.context_length - prompt_tokens
+        if room < 1:
+            record.end = "out_of_context"
+            break
+        params = tinker.SamplingParams(
+            max_tokens=min(config.max_reply_tokens, room),
+            temperature=config.temperature,
+            seed=turn_seed(config.seed, step, group, episode, game.turns),
+            stop=template.stop_token_ids,
+        )
+        try:
+            sequence = await _sample(policy.client, conversation.tokens, params)
+        except Exception as error:  # whatever the SDK raises, the other episodes go on
+            record.error = f"{type(error).__name__}: {error}"
+            break
+        conversation.add_reply(sequence.tokens, sequence.logprobs)
+        reply = template.decode_reply(sequence.tokens)
+        turn = game.step(reply)
+        if not turn.done:
+            conversation.add_observation(turn.observation)
+        record.turns.append(
+            TurnRecord(
+                reply=reply,
+                observation=turn.observation,
+                kind=turn.kind,
+                policy_version=policy.version,
+                prompt_tokens=prompt_tokens,
+                reply_tokens=len(sequence.tokens),
+                cut_off=not template.ends_reply(sequence.tokens),
+            )
+        )
+        record.reward = turn.reward
+        bar.turn()
+    if game.end is not None:
+        record.end = game.end
+    bar.episode(solved=record.end == "success")
+    return record
+
+
+async def _sample(
+    client: tinker.SamplingClient, tokens: Sequence[int], params: tinker.SamplingParams
+) -> tinker.SampledSequence:
+    future = client.sample(tinker.ModelInput.from_ints(list(tokens)), num_samples=1, sampling_params=params)
+    response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
+    return response.sequences[0]
+
+
+class _Bar:
+    """The progress of one call of `play`."""
+
+    def __init__(self, progress: Progress, episodes: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("rollouts", total=episodes, turns=0, successes=0)
+        self._turns = self._solved = 0
+
+    def turn(self) -> None:
+        self._turns += 1
+        self._progress.update(self._task, turns=self._turns)
+
+    def episode(self, *, solved: bool) -> None:
+        self._solved += solved
+        self._progress.update(self._task, advance=1, successes=self._solved)
