@@ -15,15 +15,19 @@ MAX_NESTING = 100
 MAX_DIGITS = 4_000  # Python itself refuses to convert more than 4,300 between text and int
 
 _TOO_LARGE = 10**MAX_DIGITS
+_TOO_LONG = f"a number has more than {MAX_DIGITS} digits"
 _CONSTANTS = {"True": True, "False": False, "None": None, "...": ...}
-_SIMPLE_ESCAPES = {"\n": "", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_SIMPLE_ESCAPES |= {char: char for char in "\\'\""}
-
+_BRACKETS = frozenset("[({")
+_SIGNS = frozenset("+-")
+_NUMBER_STARTS = frozenset("0123456789.+-")
+_BASES = frozenset("xXoObB")
+_IMAGINARY = frozenset("jJ")
+_FLOAT_MARKS = frozenset(".eE")
 # Every repetition is possessive, and an unterminated string runs to its end as one token: the scan never backtracks,
 # so it is linear in any text. The last token is always the empty one.
 _TOKEN = re.compile(
     r"""
-    (?: [ \t\n\r\f] | \\\r?\n | \#[^\n\r]*+ )*+
+    (?: [ \t\n\r\f] | \\(?:\r\n?+|\n) | \#[^\n\r]*+ )*+
     (
         [rRbBuU]{0,2}+ (?:
             \"{3} (?: [^"\\\0]++ | \\[^\0] | "(?!"") )*+ (?:\"{3})?+
@@ -41,10 +45,20 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_STRING = re.compile(r"""([a-zA-Z]*+)("{3}|'{3}|["'])((?:[^\\"']++|\\.|(?!\2).)*+)\2""", re.DOTALL)
+_STRING_PREFIXES = frozenset(("", "r", "u", "b", "br", "rb"))
+
+_HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
-    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|N\{([^{}]*)\}|(\r\n|.))", re.DOTALL
+    rf"\\(?:(?P<octal>[0-7]{{1,3}})|(?P<hex>x{_HEX}{{2}}|u{_HEX}{{4}}|U{_HEX}{{8}})"
+    r"|N\{(?P<name>[^{}]*)\}|(?P<other>\r\n|.))",
+    re.DOTALL,
 )
-_BYTES_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|()()()(\r\n|.))", re.DOTALL)
+_BYTES_ESCAPE = re.compile(
+    rf"\\(?:(?P<octal>[0-7]{{1,3}})|(?P<hex>x{_HEX}{{2}})|(?P<other>\r\n|.))(?P<name>)", re.DOTALL
+)
+_PLAIN_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_PLAIN_ESCAPES |= {char: char for char in "\\'\""} | dict.fromkeys(("\n", "\r", "\r\n"), "")
 
 
 class LiteralError(ValueError):
@@ -97,31 +111,30 @@ def _value(tokens: list[str], nesting: int) -> Any:
     """The literal at the head of `tokens`, which it takes off."""
     if nesting > MAX_NESTING:
         raise LiteralError(f"more than {MAX_NESTING} brackets inside each other")
-    token = tokens[-1]
-    if not token:
-        raise LiteralError("the call ends in the middle")
-    if _is_string(token):
+    head = tokens[-1]
+    if _is_string(head):
         return _strings(tokens)
-    tokens.pop()
-    if token[0] in "0123456789" or (token[0] == "." and len(token) > 1 and token != "..."):
-        return _number_or_sum(_number(token), tokens)
-    if token == "[":
+    if head in _BRACKETS:
+        return _collection(tokens, nesting)
+    if head in _CONSTANTS:
+        return _CONSTANTS[tokens.pop()]
+    if head[:1] in _NUMBER_STARTS:
+        return _signed_number(tokens)
+    raise LiteralError(f"{head[:40]!r} is not a literal" if head else "the call ends in the middle")
+
+
+def _collection(tokens: list[str], nesting: int) -> Any:
+    opening = tokens.pop()
+    if opening == "[":
         return _items(tokens, "]", nesting)[0]
-    if token == "(":
-        items, is_tuple = _items(tokens, ")", nesting)
-        return tuple(items) if is_tuple else items[0]
-    if token == "{":
-        return _dict_or_set(tokens, nesting)
-    if token in _CONSTANTS:
-        return _CONSTANTS[token]
-    if token in ("+", "-"):
-        number = _number(tokens.pop())
-        return _number_or_sum(-number if token == "-" else number, tokens)
-    raise LiteralError(f"{token[:40]!r} is not a literal")
+    if opening == "(":
+        items, comma = _items(tokens, ")", nesting)
+        return items[0] if len(items) == 1 and not comma else tuple(items)
+    return _dict_or_set(tokens, nesting)
 
 
 def _items(tokens: list[str], closing: str, nesting: int) -> tuple[list[Any], bool]:
-    """The values up to `closing`, and whether they are more than one value in parentheses."""
+    """The values up to `closing`, and whether a comma follows the last one."""
     items: list[Any] = []
     comma = False
     while tokens[-1] != closing:
@@ -131,7 +144,7 @@ def _items(tokens: list[str], closing: str, nesting: int) -> tuple[list[Any], bo
             break
         tokens.pop()
     _expect(tokens, closing)
-    return items, comma or len(items) != 1
+    return items, comma
 
 
 def _dict_or_set(tokens: list[str], nesting: int) -> dict[Any, Any] | set[Any]:
@@ -155,32 +168,35 @@ def _dict_or_set(tokens: list[str], nesting: int) -> dict[Any, Any] | set[Any]:
         raise LiteralError("a list, dict or set cannot be a key or a member of a set") from None
 
 
-def _number(token: str) -> int | float | complex:
-    if len(token) > MAX_DIGITS and sum(map(str.isdigit, token)) > MAX_DIGITS and token[1:2] not in "xXoObB":
-        raise LiteralError(f"a number has more than {MAX_DIGITS} digits")
-    try:
-        if token[-1:] in ("j", "J"):
-            return complex(0, float(token[:-1]))
-        if token[1:2] not in ("x", "X") and any(char in token for char in ".eE"):
-            return float(token)
-        value = int(token, 0)
-    except ValueError:
-        raise LiteralError(f"{token[:40]!r} is not a number") from None
-    if value >= _TOO_LARGE:
-        raise LiteralError(f"a number has more than {MAX_DIGITS} digits")
-    return value
-
-
-def _number_or_sum(number: int | float | complex, tokens: list[str]) -> int | float | complex:
-    """`number`, or the complex number that it begins, such as 1+2j."""
-    sign = tokens[-1]
-    if sign not in ("+", "-") or isinstance(number, complex):
+def _signed_number(tokens: list[str]) -> int | float | complex:
+    """A number, its sign, and the imaginary part that makes 1+2j one number."""
+    sign = tokens.pop() if tokens[-1] in _SIGNS else "+"
+    number = _number(tokens.pop())
+    number = -number if sign == "-" else number
+    if tokens[-1] not in _SIGNS or isinstance(number, complex):
         return number
-    tokens.pop()
+    sign = tokens.pop()
     imaginary = _number(tokens.pop())
     if not isinstance(imaginary, complex):
         raise LiteralError("arithmetic is not evaluated")
-    return number + imaginary if sign == "+" else number - imaginary
+    return number - imaginary if sign == "-" else number + imaginary
+
+
+def _number(text: str) -> int | float | complex:
+    has_base = text[1:2] in _BASES
+    if len(text) > MAX_DIGITS and not has_base and sum(map(str.isdigit, text)) > MAX_DIGITS:
+        raise LiteralError(_TOO_LONG)
+    try:
+        if text[-1:] in _IMAGINARY and not has_base:
+            return complex(0, float(text[:-1]))
+        if not has_base and not _FLOAT_MARKS.isdisjoint(text):
+            return float(text)
+        value = int(text, 0)
+    except ValueError:
+        raise LiteralError(f"{text[:40]!r} is not a number") from None
+    if value >= _TOO_LARGE:
+        raise LiteralError(_TOO_LONG)
+    return value
 
 
 def _is_string(token: str) -> bool:
@@ -192,59 +208,46 @@ def _strings(tokens: list[str]) -> str | bytes:
     value = _string(tokens.pop())
     while _is_string(tokens[-1]):
         more = _string(tokens.pop())
-        if isinstance(value, str) and isinstance(more, str):
-            value += more
-        elif isinstance(value, bytes) and isinstance(more, bytes):
-            value += more
-        else:
+        if type(value) is not type(more):
             raise LiteralError("text and bytes stand side by side")
+        value += more  # type: ignore[operator]
     return value
 
 
-def _string(token: str) -> str | bytes:
-    quote = token[-1]
-    start = token.find(quote)
-    prefix = token[:start].lower()
-    width = 3 if token.startswith(quote * 3, start) and len(token) >= start + 6 else 1
-    body = token[start + width : -width]
-    closed = token.endswith(quote * width) and len(token) >= start + 2 * width
-    # A quote that a backslash hides does not close: the body would then end in an odd number of backslashes.
-    if quote not in "\"'" or not closed or (len(body) - len(body.rstrip("\\"))) % 2:
+def _string(text: str) -> str | bytes:
+    match = _STRING.fullmatch(text)
+    if match is None:
         raise LiteralError("a string is not closed")
-    if prefix not in ("", "r", "u", "b", "br", "rb"):
+    prefix, quotes, body = match.groups()
+    prefix = prefix.lower()
+    if prefix not in _STRING_PREFIXES:
         raise LiteralError(f"{prefix!r} is no string prefix")
-    if width == 3:
+    if len(quotes) == 3:
         body = body.replace("\r\n", "\n").replace("\r", "\n")
     if "b" in prefix:
         if not body.isascii():
             raise LiteralError("bytes hold ASCII characters only")
-        return (body if "r" in prefix else _BYTES_ESCAPE.sub(_unescape_byte, body)).encode("latin-1")
+        text = body if "r" in prefix else _BYTES_ESCAPE.sub(_unescape, body)
+        return bytes(ord(char) & 0xFF for char in text)  # Python cuts "\777" to its low byte too
     return body if "r" in prefix or "\\" not in body else _ESCAPE.sub(_unescape, body)
 
 
 def _unescape(match: re.Match[str]) -> str:
-    octal, hex_2, hex_4, hex_8, name, other = match.groups()
-    if octal:
-        return chr(int(octal, 8))
-    if name is not None:
+    if match["octal"]:
+        return chr(int(match["octal"], 8))
+    if match["hex"]:
+        code = int(match["hex"][1:], 16)
+        if code <= 0x10FFFF:
+            return chr(code)
+    elif match["name"]:
         try:
-            return unicodedata.lookup(name)
+            return unicodedata.lookup(match["name"])
         except KeyError:
-            raise LiteralError(f"no character is named {name[:40]!r}") from None
-    if other is None:
-        code = int(hex_2 or hex_4 or hex_8, 16)
-        if code > 0x10FFFF:
-            raise LiteralError(f"there is no character \\U{hex_8}")
-        return chr(code)
-    if other in ("x", "u", "U", "N"):
-        raise LiteralError(f"the escape \\{other} is cut short")
-    return "" if other == "\r\n" else _SIMPLE_ESCAPES.get(other, match[0])
-
-
-def _unescape_byte(match: re.Match[str]) -> str:
-    octal, hex_2, *_, other = match.groups()
-    if octal or hex_2:
-        return chr(int(octal, 8) & 0xFF if octal else int(hex_2, 16))
-    if other == "x":
-        raise LiteralError("the escape \\x is cut short")
-    return "" if other == "\r\n" else _SIMPLE_ESCAPES.get(other, match[0])
+            pass
+    else:
+        needs_digits = "x" if match.re is _BYTES_ESCAPE else "xuUN"
+        other = match["other"]
+        # As in Python, a backslash before any other character stands for itself.
+        if other is not None and other not in needs_digits:
+            return _PLAIN_ESCAPES.get(other, match[0])
+    raise LiteralError(f"no character is written {match[0][:40]}")

@@ -9,8 +9,10 @@ You are playing TextCraft, a crafting game. Craft the target from the materials 
 Recipes are hidden until you look them up. Raw materials have no recipe.
 
 Each reply must contain exactly one tool call:
-<tool>get_info(["item", ...])</tool> shows the recipe of each item: the ingredients of one craft and result_count, the number of items that one craft yields.
-<tool>craft({"ingredient": count, ...}, ("item", count))</tool> crafts count items. count must be a multiple of result_count, and the ingredients must be the exact totals for all crafts together.
+<tool>get_info(["item", ...])</tool> shows the recipe of each item: the ingredients of one craft \
+and result_count, the number of items that one craft yields.
+<tool>craft({"ingredient": count, ...}, ("item", count))</tool> crafts count items. \
+count must be a multiple of result_count, and the ingredients must be the exact totals for all crafts together.
 <tool>view_inventory()</tool> shows what you have.
 <tool>finish()</tool> ends the task. Call it once the target is crafted."""
 

@@ -151,7 +151,7 @@ def craft(world: World, inventory: dict[str, int], call: Craft) -> tuple[bool, s
     Rules, their order and their words are those of the package's TextCraftSynthEnvironment, where a bool is an int
     as everywhere in Python.
     """
-    problem = _malformed(call)
+    problem = _bad_target(*call.target) or _bad_ingredients(call.ingredients)
     if problem:
         return False, f"Error: {problem}"
     item, count = call.target
@@ -175,21 +175,22 @@ def craft(world: World, inventory: dict[str, int], call: Craft) -> tuple[bool, s
     return True, f"Successfully crafted {crafted} {item}(s)"
 
 
-def _malformed(call: Craft) -> str | None:
-    item, count = call.target
+def _bad_target(item: Any, count: Any) -> str | None:
     if not isinstance(item, str):
         return f"target item must be a string, got {type(item).__name__}"
     if not isinstance(count, int):
         return f"target count must be an int, got {type(count).__name__}"
-    if count <= 0:
-        return f"target count must be positive, got {count}"
-    for ingredient, amount in call.ingredients.items():
+    return f"target count must be positive, got {count}" if count <= 0 else None
+
+
+def _bad_ingredients(ingredients: dict[Any, Any]) -> str | None:
+    for ingredient, count in ingredients.items():
         if not isinstance(ingredient, str):
             return f"ingredient name must be a string, got {type(ingredient).__name__}"
-        if not isinstance(amount, int):
-            return f"ingredient count for {ingredient} must be an int, got {type(amount).__name__}"
-        if amount <= 0:
-            return f"ingredient count for {ingredient} must be positive, got {amount}"
+        if not isinstance(count, int):
+            return f"ingredient count for {ingredient} must be an int, got {type(count).__name__}"
+        if count <= 0:
+            return f"ingredient count for {ingredient} must be positive, got {count}"
     return None
 
 
