@@ -15,7 +15,9 @@ import tinker
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from textcraft import Episode, Task
+from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
+from tinker_client.errors import UserError
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
 TURN_TIMEOUT_S = 1800.0
@@ -95,6 +97,18 @@ class EpisodeRecord:
         }
 
 
+def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) -> Policy:
+    """The policy as trained up to now; no older one may be sampled from afterwards.
+
+    The JAX backend has one copy of an adapter, for training and sampling, and loads a save into it when that save is
+    first sampled from. One token is sampled at once, so that this cannot happen later, on top of further training.
+    """
+    client = backend.sampling_client(trainer)
+    prompt = tinker.ModelInput.from_ints(backend.stop_token_ids[:1])
+    client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1)).result(TURN_TIMEOUT_S)
+    return Policy(client, version)
+
+
 def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
     """The sampling seed of one turn, 31 bits: a hash, so that neighbouring turns and runs share no random numbers."""
     name = f"{seed}/{step}/{group}/{episode}/{turn}"
@@ -102,12 +116,19 @@ def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
 
 
 def play(
-    tasks: Sequence[Task], rollouts: int, policy: Policy, template: ChatTemplate, config: PlayConfig, *, step: int
+    tasks: Sequence[Task],
+    rollouts: int,
+    policy: Policy,
+    template: ChatTemplate,
+    config: PlayConfig,
+    *,
+    step: int,
+    label: str,
 ) -> list[EpisodeRecord]:
-    """Play each task `rollouts` times, all at once, under a progress bar.
+    """Play each task `rollouts` times, all at once, under a progress bar called `label`.
 
     Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
-    A server error ends only its own episode, as `broken`.
+    A server error ends only its own episode, as `broken`. Raises UserError if the server fails every episode.
     """
     with Progress(
         TextColumn("{task.description}"),
@@ -117,7 +138,7 @@ def play(
         TimeElapsedColumn(),
         transient=True,
     ) as progress:
-        bar = _Bar(progress, len(tasks) * rollouts)
+        bar = _Bar(progress, label, len(tasks) * rollouts)
 
         async def play_all() -> list[EpisodeRecord]:
             return await asyncio.gather(
@@ -128,7 +149,10 @@ def play(
                 )
             )
 
-        return asyncio.run(play_all())
+        episodes = asyncio.run(play_all())
+    if all(episode.end == "broken" for episode in episodes):
+        raise UserError(f"the server failed every episode, the first one with {episodes[0].error}: see its log")
+    return episodes
 
 
 async def play_episode(
@@ -198,9 +222,9 @@ async def _sample(
 class _Bar:
     """The progress of one call of `play`."""
 
-    def __init__(self, progress: Progress, episodes: int) -> None:
+    def __init__(self, progress: Progress, label: str, episodes: int) -> None:
         self._progress = progress
-        self._task = progress.add_task("rollouts", total=episodes, turns=0, successes=0)
+        self._task = progress.add_task(label, total=episodes, turns=0, successes=0)
         self._turns = self._solved = 0
 
     def turn(self) -> None:
