@@ -1,5 +1,6 @@
-"""Write demonstrations as chat JSONL and print what was written."""
+"""`python -m sft_data` writes demonstrations as chat JSONL; `python -m sft_data facts` counts their turns."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,11 @@ from typing import Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sft_data.dataset import DataError, Row, every_task, replies, sample, train_on_every_reply, write_rows
+from sft_data.facts import facts, print_facts
 from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS
 from textcraft.world import BenchmarkError, Difficulty, Split, Task, load_tasks
@@ -19,6 +22,11 @@ from textcraft.world import BenchmarkError, Difficulty, Split, Task, load_tasks
 REPLY_CAP = 512  # tokens that the post lets a model sample in one turn
 MEDIUM = (4, 5, 6)
 DEFAULT_COUNT = {1: 50, 2: 150}
+_DESCRIPTIONS = {
+    "": "Write demonstrations as chat JSONL and print what was written. "
+    "`python -m sft_data facts` counts the turns of every task's demonstrations instead.",
+    "facts": "Turns of the ideal run and of both rounds' demonstrations, per split, difficulty and depth.",
+}
 
 
 @dataclass
@@ -50,16 +58,44 @@ class Config:
     """Name or directory of a Hugging Face tokenizer: also count the tokens of every reply."""
 
 
+@dataclass
+class FactsConfig:
+    splits: tuple[Split, ...] = ("val", "train")
+    """Splits to count; val takes seconds, train half a minute."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
 def main(arguments: Sequence[str]) -> None:
-    config = tyro.cli(Config, args=arguments, prog="python -m sft_data", description=__doc__)
     try:
-        run(config)
+        if arguments[:1] == ["facts"]:
+            show_facts(_parse(FactsConfig, "facts", arguments[1:]))
+        else:
+            write(_parse(Config, "", arguments))
     except (DataError, BenchmarkError) as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(2)
 
 
-def run(config: Config) -> None:
+def _parse[T](config: type[T], command: str, arguments: Sequence[str]) -> T:
+    return tyro.cli(
+        config,
+        args=arguments,
+        prog=f"python -m sft_data {command}".strip(),
+        description=_DESCRIPTIONS[command],
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def show_facts(config: FactsConfig) -> None:
+    figures = facts(config.splits, Console(stderr=True))
+    if config.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        print_facts(figures, Console())
+
+
+def write(config: Config) -> None:
     count = DEFAULT_COUNT[config.round] if config.count is None else config.count
     recovery = (count // 5 if config.round == 2 else 0) if config.recovery is None else config.recovery
     check_numbers(config, count, recovery)

@@ -126,9 +126,10 @@ class _Demonstrator:
         """Hand out the shares of every item whose recipe is known and that waits for no user's share."""
         while ready := next((item for item in self.looked_up if item in waiting and not waiting[item]), None):
             del waiting[ready]
-            for users in waiting.values():
-                users.discard(ready)
             self.hand_out(ready)
+            for ingredient in self.world.recipes[ready].ingredients:
+                if ingredient in waiting:
+                    waiting[ingredient].remove(ready)
 
     def hand_out(self, item: str) -> None:
         """Pass on what `item` needs of its craftable ingredients, in a plan line; no line if there is nothing new."""
