@@ -1,17 +1,34 @@
 """The model behind a script: on a running Tinker server, or on a local one that is started for it."""
 
-from collections.abc import Iterator
+import concurrent.futures
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import tinker
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
+from tinker_client import models
+from tinker_client.errors import UserError
 from tinker_client.models import Tokenizer
-from tinker_client.run_dir import SavedState
+from tinker_client.run_dir import SavedState, read_config
+from tinker_client.server import LocalServer, answers, import_state
 
 LossReduction = Literal["token_sum", "sequence_mean"]
+
+ANSWER_SECONDS = 5.0
+# Creating, loading and saving an adapter. A minute at most was measured on two cores; GPU servers build engines here.
+CALL_SECONDS = 1800.0
+# `max_model_len` of the configurations in server/configs.
+REMOTE_CONTEXT_LENGTH = 65_536
+# SkyRL asks for no key, but the SDK does not start without one of this form.
+NO_KEY = "tml-none"
 
 
 @dataclass(frozen=True)
@@ -19,19 +36,20 @@ class BackendConfig:
     """Which model, on which server."""
 
     model: str | None = None
-    """Base model. Local server: tiny (default), smollm2 or a directory. With --base-url: a name the server knows; its only one by default."""
+    """Base model. Local server: tiny (the default), smollm2 or a directory.
+    With --base-url: a name that the server knows, by default its only one."""
 
     base_url: str | None = None
     """URL of a running Tinker server, for example http://127.0.0.1:8000. Without it, a local CPU server is started."""
 
     loss_reduction: LossReduction | None = None
-    """How the server reduces a loss. Default: sequence_mean (JAX) for the local server, token_sum for --base-url."""
+    """How the server reduces a loss. Default: sequence_mean (JAX) for the local server, token_sum with --base-url."""
 
     tokenizer: str | None = None
-    """Hugging Face name or directory of the tokenizer, where the server's model name is neither."""
+    """Hugging Face name or directory of the tokenizer. Default: the model's."""
 
     context_length: int | None = None
-    """Longest sequence in tokens. Default: the model's own, at most 65,536 with --base-url."""
+    """Longest sequence in tokens. Default: the model's own, with --base-url at most 65,536."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +65,97 @@ class Backend:
     stop_token_ids: list[int]
     server: dict[str, Any]
     """What config.json records about the server."""
-    init_state_path: str | None
-    """The state given to connect() as this server knows it."""
+    init_state_path: str | None = None
+    """The state given to connect(), ready for training_client_from()."""
+    local: LocalServer | None = field(default=None, repr=False)
 
     def new_training_client(self, rank: int, seed: int) -> tinker.TrainingClient:
-        """A fresh LoRA adapter (B = 0, so it samples like the base model)."""
-        raise NotImplementedError
+        """A fresh LoRA adapter (B = 0, so it samples like the base model).
+
+        The local server holds one adapter at a time: `release` the one before.
+        """
+        return self._call(
+            "creating an adapter",
+            lambda: self.service.create_lora_training_client(base_model=self.model, rank=rank, seed=seed),
+        )
 
     def training_client_from(self, state_path: str, with_optimizer: bool) -> tinker.TrainingClient:
-        """A new adapter with the weights, and if asked the Adam state, of a training state. Raises UserError if there is none."""
-        raise NotImplementedError
+        """A new adapter with the weights, and if asked the Adam state, of a training state.
+
+        Raises UserError if the server has no such state.
+        """
+        create = (
+            self.service.create_training_client_from_state_with_optimizer
+            if with_optimizer
+            else self.service.create_training_client_from_state
+        )
+        try:
+            return self._call("loading a state", lambda: create(state_path))
+        except (tinker.NotFoundError, tinker.BadRequestError) as error:
+            raise UserError(
+                f"the server has no state {state_path}: give the run directory or server that saved it"
+            ) from error
 
     def sampling_client(self, training_client: tinker.TrainingClient) -> tinker.SamplingClient:
         """A client that samples from the adapter's present weights.
 
-        Call it after every optim_step and use no older client afterwards: on the JAX backend that would undo the training.
+        Call it after every optim_step and use no older client afterwards: on the JAX backend that would undo training.
         """
-        raise NotImplementedError
+        if self.local is not None:
+            self.local.delete_old_sampler_weights(training_client.model_id)
+        return self._call("saving weights for sampling", training_client.save_weights_and_get_sampling_client)
 
     def base_sampling_client(self) -> tinker.SamplingClient:
-        """A client that samples from the base model."""
-        raise NotImplementedError
+        """A client that samples from the base model.
+
+        Not for SkyRL on GPUs, whose engines start with the first adapter: sample from a fresh one there.
+        """
+        return self._call("opening the base model", lambda: self.service.create_sampling_client(base_model=self.model))
 
     def save_state(self, training_client: tinker.TrainingClient, name: str) -> str:
-        """Save weights and Adam state; the state path, for `RunDir.log_checkpoint`. `name` must be new to the adapter."""
-        raise NotImplementedError
+        """Save weights and Adam state; returns the state path, for `RunDir.log_checkpoint`.
+
+        `name` must be new to the adapter: the server answers 409 otherwise, which the SDK retries for five minutes.
+        """
+        return str(self._call("saving the state", lambda: training_client.save_state(name).result()).path)
+
+    def release(self, training_client: tinker.TrainingClient) -> None:
+        """Forget an adapter, which frees its place on the server. Its saved states stay."""
+
+        async def unload() -> None:
+            holder = self.service.holder
+            with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
+                await client.models.unload(request=tinker.types.UnloadModelRequest(model_id=training_client.model_id))
+
+        self._call("releasing an adapter", lambda: self.service.holder.run_coroutine_threadsafe(unload()).result())
+
+    def check_alive(self) -> None:
+        """Raises ServerStoppedError if the local server has ended. The SDK itself would wait for ever."""
+        if self.local is not None:
+            self.local.check_alive()
+
+    def _call[T](self, what: str, call: Callable[[], T]) -> T:
+        """Run a blocking call of the SDK, which has no time-out of its own, with a bound and an eye on the server."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        # A daemon thread: one that hangs must not keep the script from ending.
+        threading.Thread(target=run, daemon=True, name=what).start()
+        deadline = time.monotonic() + CALL_SECONDS
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                if future.done():
+                    raise
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} took more than {CALL_SECONDS:.0f} s on {self.server['url']}")
 
 
 @contextmanager
@@ -80,9 +164,81 @@ def connect(
 ) -> Iterator[Backend]:
     """Connect to `config.base_url`, or start a local server inside `run_dir` and stop it at the end.
 
-    rank: the LoRA rank that will be asked for; the local server is sized for it (with `init`, for the saved rank).
+    rank: the LoRA rank that will be asked for; the local server is sized for it (with `init`, for the saved one).
     init: a state to start from; a local server gets a copy of it before it starts.
     Raises UserError if nothing answers, the model is unknown or the state cannot be had.
     """
-    raise NotImplementedError
-    yield
+    if config.base_url is None:
+        with _local(config, run_dir, rank, init) as backend:
+            yield backend
+    else:
+        yield _remote(config, config.base_url, init)
+
+
+@contextmanager
+def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | None) -> Iterator[Backend]:
+    name = config.model or "tiny"
+    directory = run_dir / "server"
+    if init is not None:
+        source = init.run_dir or run_dir
+        trained = (read_config(source) or {}).get("server") or {}
+        if config.model is None:
+            name = trained.get("model", name)
+        elif trained.get("model", name) != name:
+            raise UserError(f"{source} was trained on --model {trained['model']}, not {name}: leave --model out")
+        rank = import_state(init.state_path, source / "server", directory)
+    model_dir = models.local_model_dir(name)
+    with LocalServer(directory, model_dir, max_rank=rank) as server:
+        # While the server loads the model.
+        tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
+        stop = models.stop_token_ids(tokenizer)
+        server.wait_until_ready()
+        service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
+        try:
+            yield Backend(
+                service=service,
+                model=str(server.model_dir),
+                tokenizer=tokenizer,
+                loss_reduction=config.loss_reduction or "sequence_mean",
+                context_length=config.context_length or models.context_length(model_dir),
+                stop_token_ids=stop,
+                server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
+                init_state_path=init.state_path if init else None,
+                local=server,
+            )
+        finally:
+            service.holder.close()
+
+
+def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Backend:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise UserError("--base-url must look like http://127.0.0.1:8000 (a key belongs into TINKER_API_KEY)")
+    base_url = base_url.rstrip("/")
+    if not answers(base_url, ANSWER_SECONDS):
+        raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+    try:
+        service = tinker.ServiceClient(base_url=base_url, api_key=os.environ.get("TINKER_API_KEY") or NO_KEY)
+        known = {m.model_name: m.max_context_length for m in service.get_server_capabilities().supported_models}
+    except tinker.TinkerError as error:
+        raise UserError(f"{base_url} refused the connection ({error}): check TINKER_API_KEY") from error
+    model = _choose_model(config.model, [name for name in known if name])
+    tokenizer = models.load_tokenizer(config.tokenizer or model)
+    return Backend(
+        service=service,
+        model=model,
+        tokenizer=tokenizer,
+        loss_reduction=config.loss_reduction or "token_sum",
+        context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
+        stop_token_ids=models.stop_token_ids(tokenizer),
+        server={"kind": "remote", "model": model, "url": base_url},
+        init_state_path=init.state_path if init else None,
+    )
+
+
+def _choose_model(wanted: str | None, known: list[str]) -> str:
+    if wanted is not None and wanted not in known:
+        raise UserError(f"the server does not know --model {wanted}: it has {', '.join(known)}")
+    if wanted is None and len(known) != 1:
+        raise UserError(f"the server has several models: choose one with --model: {', '.join(known)}")
+    return wanted or known[0]

@@ -1,11 +1,39 @@
-"""Run directories: what a run was asked to do, what it measured, and where its states are."""
+"""Run directories: what a run was asked to do, what it measured, and where its states are.
 
+config.json        every flag resolved, versions, git commit, what is known about the server
+metrics.jsonl      one object a step, `step` strictly increasing
+checkpoints.jsonl  one object a saved state: step, state_path
+episodes/*.jsonl   every episode
+server/            the local server's database, checkpoints and log
+"""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
+from textcraft.world import TASK_FILE_SHA256
+from tinker_client.errors import UserError
+
 Row = dict[str, Any]
+
+FORMAT = 1  # of a run directory; a reader refuses what it does not know
+OWN_NAMES = (
+    "metrics.jsonl", "checkpoints.jsonl", "episodes", "episodes.jsonl", "summary.json", "server", "config.json",
+)  # fmt: skip
+TRAINING_PATH = re.compile(r"tinker://(?P<model>[\w.:-]+)/weights/(?P<name>[\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -25,50 +53,200 @@ def resolve_state(source: str) -> SavedState:
 
     Raises UserError for a directory without checkpoints, a sampler path and anything else.
     """
-    raise NotImplementedError
+    if source.startswith("tinker://"):
+        if not TRAINING_PATH.fullmatch(source):
+            raise UserError(
+                f"{source} is not a training state: give tinker://<model>/weights/<name> or a run directory "
+                "(weights saved for a sampler cannot be loaded again)"
+            )
+        return SavedState(source, None)
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        raise UserError(f"{source} does not exist: give a run directory or a tinker://<model>/weights/<name> path")
+    rows = read_rows(path / "checkpoints.jsonl")
+    if not rows:
+        raise UserError(f"{source} has no saved state (no row in checkpoints.jsonl): let that run save one first")
+    state_path = str(rows[-1].get("state_path"))
+    if not TRAINING_PATH.fullmatch(state_path):
+        raise UserError(f"the last row of {path / 'checkpoints.jsonl'} names no training state: repair or delete it")
+    return SavedState(state_path, path)
 
 
 class RunDir:
-    """One run's directory: config.json, metrics.jsonl, checkpoints.jsonl, episodes/."""
+    """One run's directory. Make it with `RunDir.create`."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        steps = [row["step"] for row in read_rows(path / "metrics.jsonl")]
+        self._last_step: int | None = steps[-1] if steps else None
 
     @classmethod
     def create(
-        cls, path: Path, config: object, *, resume: bool = False, overwrite: bool = False, init: SavedState | None = None
+        cls, path: Path, config: Any, *, resume: bool = False, overwrite: bool = False, init: SavedState | None = None
     ) -> Self:
         """Make the directory and write config.json with every flag of the dataclass `config`.
 
-        A directory that holds a run is refused unless `resume` (go on in it) or `overwrite` (delete what the run wrote).
-        `init` is what the run starts from; overwriting that very run is refused. Raises UserError.
+        A directory that holds a run is refused unless `resume` (go on in it) or `overwrite` (delete what the run
+        wrote). `init` is what the run starts from; overwriting that very run is refused. Raises UserError.
         """
-        raise NotImplementedError
+        if resume and overwrite:
+            raise UserError("--resume and --overwrite exclude each other: give one of them")
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: give another run directory")
+        is_run = holds_run(path)
+        if not is_run and path.exists() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty and not a run directory: give another one")
+        if is_run and not resume:
+            if not overwrite:
+                raise UserError(f"{path} already holds a run: go on with --resume, replace it with --overwrite")
+            if init is not None and init.run_dir is not None and init.run_dir.resolve() == path.resolve():
+                raise UserError(f"--overwrite would delete the state that this run starts from in {path}")
+            _delete_run(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / "config.json", _describe(config))
+        except OSError as error:
+            raise UserError(f"cannot write to {path} ({error.strerror}): give another run directory") from error
+        return cls(path)
 
     def record_server(self, server: Mapping[str, Any]) -> None:
         """Add what is known about the server (`Backend.server`) to config.json."""
+        config = json.loads((self.path / "config.json").read_text())
+        write_json(self.path / "config.json", config | {"server": dict(server)})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row to metrics.jsonl. `step` must be larger than that of the row before; ValueError otherwise."""
+        """Append one row to metrics.jsonl, numbers that are not finite as null.
+
+        `step` must be larger than that of the row before; ValueError otherwise.
+        """
+        if self._last_step is not None and step <= self._last_step:
+            raise ValueError(f"step {step} comes after step {self._last_step}")
+        finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        append_rows(self.path / "metrics.jsonl", [{"step": step, **finite}])
+        self._last_step = step
 
     def log_checkpoint(self, step: int, state_path: str, **more: Any) -> None:
         """Append {"step", "state_path", ...} to checkpoints.jsonl, once the server has saved the state."""
+        append_rows(self.path / "checkpoints.jsonl", [{"step": step, "state_path": state_path, **more}])
 
     def log_episodes(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes to `episodes/<name>.jsonl`, for example `step_000012`."""
+        (self.path / "episodes").mkdir(exist_ok=True)
+        append_rows(self.path / "episodes" / f"{name}.jsonl", rows)
 
     def last_checkpoint(self) -> Row | None:
         """The last whole row of checkpoints.jsonl."""
-        raise NotImplementedError
+        rows = read_rows(self.path / "checkpoints.jsonl")
+        return rows[-1] if rows else None
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run of this project wrote into the directory `path`."""
+    return read_config(path) is not None
+
+
+def read_config(path: Path) -> Row | None:
+    """The config.json of a run directory; None if `path` is none. Raises UserError for another version's."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict) or "run_format" not in config:
+        return None
+    if config["run_format"] != FORMAT:
+        raise UserError(f"{path} was written by another version of this project: give another run directory")
+    return config
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append JSON objects to a JSONL file, flushed to the operating system before this returns."""
+    """Append JSON objects to a JSONL file, on disk before this returns. A torn last line is cut off first."""
+    content = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    with path.open("a+b") as file:
+        _cut_torn_line(file)
+        file.write(content.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSONL file; none if it does not exist. A torn last line (a writer that was killed) is left out."""
-    raise NotImplementedError
+    """The rows of a JSONL file; none if it does not exist. A torn last line (its writer was killed) is left out.
+
+    Raises UserError if another line is not a JSON object.
+    """
+    if not path.exists():
+        return []
+    whole, _, _torn = path.read_bytes().rpartition(b"\n")
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"line {number} of {path} is not a JSON object: repair or delete it")
+        rows.append(row)
+    return rows
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a kill leaves the old or the new content."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    draft.replace(path)
+
+
+def _cut_torn_line(file: Any) -> None:
+    size = file.seek(0, os.SEEK_END)
+    start = size
+    while start > 0:
+        start = max(0, start - 4096)
+        file.seek(start)
+        end = file.read(size - start).rfind(b"\n")
+        if end >= 0:
+            file.truncate(start + end + 1)
+            return
+    file.truncate(0)
+
+
+def _delete_run(path: Path) -> None:
+    # config.json goes last: a kill in between leaves a directory that is still known as a run.
+    for name in OWN_NAMES:
+        target = path / name
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def _describe(config: Any) -> Row:
+    return {
+        "run_format": FORMAT,
+        "command": shlex.join(sys.argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "flags": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in ("tinker", "skyrl", "transformers", "platoon-textcraft")},
+        },
+        "benchmark_sha256": TASK_FILE_SHA256,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "server": None,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,26 +1,281 @@
 """A SkyRL Tinker server on this machine's CPU, for as long as a script runs."""
 
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from rich.console import Console
+
+from tinker_client.errors import UserError
+from tinker_client.models import cache_dir
+from tinker_client.run_dir import TRAINING_PATH
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+START_SECONDS = 300.0
+STOP_SECONDS = 15.0
+# The engine's log line between loading the model and its first request. The API answers its health check long before.
+ENGINE_READY = b"Starting background engine"
+
+
+class ServerStoppedError(Exception):
+    """The local server ended by itself. The message is one line with the cause and the log's path."""
 
 
 class LocalServer:
     """SkyRL's JAX backend on a free port of 127.0.0.1, with all that it writes inside `directory`.
 
-    Raises UserError on entering if uv or the `jax` extra is missing or the server does not come up.
+    Entering starts the process, `wait_until_ready` waits until it has loaded the model, leaving stops it. If the script
+    dies instead, its watchdog stops it. A directory that an earlier server wrote is taken up again, with its states.
+    max_rank: the highest LoRA rank to be asked for. adapters: how many adapters may be alive at once.
+    Raises UserError on entering if uv or the `jax` extra is missing.
     """
 
-    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int) -> None:
-        self.directory = directory
-        self.model_dir = model_dir
-        self.max_rank = max_rank
+    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int, adapters: int = 1) -> None:
+        self.directory = directory.resolve()
+        self.model_dir = model_dir.resolve()
+        self.log = self.directory / "server.log"
+        self.database = self.directory / "tinker.db"
+        self.checkpoints = self.directory / "checkpoints"
+        self.backend_config = backend_config(max_rank, adapters)
         self.base_url = ""
 
     def __enter__(self) -> Self:
-        raise NotImplementedError
+        uv = _find_uv()
+        if find_spec("skyrl") is None or find_spec("jax") is None:
+            raise UserError(
+                "the local server is not installed: run `uv sync --extra tinker --extra jax`, or give --base-url"
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        forget_requests(self.database)
+        self._delete_sampler_weights()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        port = _free_port()
+        self.base_url = f"http://127.0.0.1:{port}"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("watchdog.py"), *self._command(uv, port)],
+                cwd=REPOSITORY,
+                env=_environment(uv),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        raise NotImplementedError
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        forget_requests(self.database)
+        self._delete_sampler_weights()
+
+    def wait_until_ready(self) -> None:
+        """Show a progress line until the server has loaded the model. Raises UserError if it does not come up."""
+        deadline = time.monotonic() + START_SECONDS
+        console = Console(stderr=True)
+        with console.status(f"Starting the local server (log: {self.log})"):
+            while not (ENGINE_READY in self._log_of_this_start() and answers(self.base_url, timeout=1.0)):
+                try:
+                    self.check_alive()
+                except ServerStoppedError as error:
+                    raise UserError(str(error)) from error
+                if time.monotonic() > deadline:
+                    raise UserError(f"the local server is not ready after {START_SECONDS:.0f} s: see {self.log}")
+                time.sleep(0.1)
+
+    def check_alive(self) -> None:
+        """Raises ServerStoppedError if the server has ended; the SDK would wait for it for ever."""
+        if self._process.poll() is not None:
+            cause = _last_error(self._log_of_this_start())
+            raise ServerStoppedError(f"the local server stopped ({cause}): see {self.log}")
+
+    def delete_old_sampler_weights(self, model_id: str) -> None:
+        """Delete what earlier calls for a sampling client wrote for this adapter.
+
+        SkyRL's JAX backend writes an archive at every sync, reads it back at most once, and an older one must not be
+        used: it would overwrite the weights in training.
+        """
+        shutil.rmtree(self.checkpoints / model_id / "sampler_weights", ignore_errors=True)
+
+    def _delete_sampler_weights(self) -> None:
+        # They cannot be sampled from after a restart: the server has forgotten the adapter they belong to.
+        for folder in self.checkpoints.glob("*/sampler_weights"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _command(self, uv: Path, port: int) -> list[str | Path]:
+        # SkyRL reads its parent's command line, and starts its engine with the same `uv run` flags.
+        return [
+            uv, "run", "--no-sync", "--extra", "tinker", "--extra", "jax", "-m", "skyrl.tinker.api",
+            "--host", "127.0.0.1",
+            "--port", str(port),
+            "--base-model", self.model_dir,
+            "--backend", "jax",
+            "--backend-config", json.dumps(self.backend_config),
+            "--database-url", f"sqlite:///{self.database}",
+            "--checkpoints-base", self.checkpoints,
+            "--session-timeout-sec", "-1",  # a busy script that misses heartbeats must not lose its model
+        ]  # fmt: skip
+
+    def _log_of_this_start(self) -> bytes:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read()
+
+
+def backend_config(max_rank: int, adapters: int) -> dict[str, int]:
+    """SkyRL's JAX settings for a small model on a few CPU cores."""
+    return {
+        # Slot 0 is the base model's. On a CPU every slot costs time: ragged_dot computes each of them for each token.
+        "max_lora_adapters": adapters + 1,
+        "max_lora_rank": max_rank,
+        "train_micro_batch_size": 8,
+        "sample_max_num_sequences": 32,
+        "loss_chunk_size": 0,
+    }
+
+
+def import_state(state_path: str, source: Path, target: Path) -> int:
+    """Bring a training state from one local server's directory into another's, before that one starts.
+
+    Only the rows and the checkpoint of this state are brought, as hard links where the file system can.
+    Returns its LoRA rank. Raises UserError if the source does not hold the state.
+    """
+    match = TRAINING_PATH.fullmatch(state_path)
+    assert match is not None
+    model, name = match["model"], match["name"]
+    checkpoint = Path("checkpoints") / model / f"{name}.tar.gz"
+    missing = UserError(f"{source} does not hold {state_path}: with the server that saved it, give --base-url")
+    if not (source / "tinker.db").exists() or not (source / checkpoint).exists():
+        raise missing
+    with closing(sqlite3.connect(f"file:{source / 'tinker.db'}?mode=ro", uri=True)) as database:
+        row = database.execute(
+            "SELECT m.lora_config FROM models m JOIN checkpoints c USING (model_id) "
+            "WHERE model_id = ? AND checkpoint_id = ? AND checkpoint_type = 'TRAINING' AND c.status = 'COMPLETED'",
+            (model, name),
+        ).fetchone()
+        if row is None:
+            raise missing
+        if source.resolve() != target.resolve():
+            _copy_rows(database, target / "tinker.db", model, name)
+            _link(source / checkpoint, target / checkpoint)
+    return int(json.loads(row[0])["rank"])
+
+
+def forget_requests(database: Path) -> None:
+    """Delete the requests, which hold every prompt and batch ever sent, from a database that no server uses.
+
+    A request that a killed run left open would be run again by the next server, and an open create_model would take the
+    only free adapter.
+    """
+    if not database.exists():
+        return
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'futures'").fetchone():
+            connection.execute("DELETE FROM futures")
+            connection.execute("VACUUM")
+
+
+def answers(base_url: str, timeout: float) -> bool:
+    """Whether a Tinker server's health check answers within `timeout` seconds."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/api/v1/healthz", timeout=timeout) as response:  # noqa: S310
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _copy_rows(source: sqlite3.Connection, target: Path, model: str, name: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(target)) as connection, connection:
+        known = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        for table, sql in source.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            if table not in known and not table.startswith("sqlite_"):
+                connection.execute(sql)
+        (session,) = source.execute("SELECT session_id FROM models WHERE model_id = ?", (model,)).fetchone()
+        for table, where, keys in (
+            ("sessions", "session_id = ?", (session,)),
+            ("models", "model_id = ?", (model,)),
+            ("checkpoints", "model_id = ? AND checkpoint_id = ? AND checkpoint_type = 'TRAINING'", (model, name)),
+        ):
+            for row in source.execute(f"SELECT * FROM {table} WHERE {where}", keys):  # noqa: S608
+                marks = ", ".join("?" for _ in row)
+                connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)  # noqa: S608
+
+
+def _link(source: Path, target: Path) -> None:
+    def link(a: str, b: str) -> None:
+        try:
+            os.link(a, b)
+        except OSError:
+            shutil.copy2(a, b)
+
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=link)
+    else:
+        link(str(source), str(target))
+
+
+def _find_uv() -> Path:
+    on_path = shutil.which("uv")
+    # A pyenv shim of this name may be on PATH without a uv behind it, so it has to answer.
+    for candidate in (on_path, REPOSITORY / ".uv" / "bin" / "uv"):
+        if candidate is not None and _runs(candidate):
+            return Path(candidate)
+    raise UserError("the local server needs uv, which SkyRL calls by name: run ./quickstart.sh or `pip install uv`")
+
+
+def _runs(uv: Path | str) -> bool:
+    try:
+        return subprocess.run([uv, "--version"], capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _environment(uv: Path) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.pop("TINKER_API_KEY", None)
+    environment.pop("VIRTUAL_ENV", None)  # uv would warn that it is not the project's
+    return environment | {
+        "PATH": f"{uv.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "UV_PROJECT_ENVIRONMENT": sys.prefix,  # the environment of this script, wherever it was made
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_error(log: bytes) -> str:
+    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", log.decode(errors="replace")).splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b|error:", line)]
+    return (errors or lines or ["no output"])[-1][:300]
