@@ -1,0 +1,177 @@
+"""Run directories: who may write where, and what survives a kill."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.run_dir import RunDir, SavedState, append_rows, read_rows, resolve_state, write_json
+
+STATE = "tinker://model_1a2b/weights/step_000007"
+
+
+@dataclass
+class Nested:
+    base_url: str | None = None
+
+
+@dataclass
+class Config:
+    run_dir: Path = Path("runs/x")
+    lr: float = 1e-4
+    depths: tuple[int, ...] = (2, 3)
+    backend: Nested = field(default_factory=Nested)
+
+
+def test_config_json_holds_every_flag_and_the_versions(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret-of-mine")
+    run = RunDir.create(tmp_path / "run", Config(lr=3e-4))
+    run.record_server({"kind": "local", "model": "tiny"})
+    text = (run.path / "config.json").read_text()
+    config = json.loads(text)
+    assert config["flags"] == {"run_dir": "runs/x", "lr": 3e-4, "depths": [2, 3], "backend": {"base_url": None}}
+    assert config["server"]["model"] == "tiny"
+    assert set(config["versions"]) == {"python", "tinker", "skyrl", "transformers", "platoon-textcraft"}
+    assert "secret" not in text
+
+
+def test_a_directory_with_a_run_is_refused_unless_told(tmp_path):
+    path = tmp_path / "run"
+    RunDir.create(path, Config()).log_metrics(1, {"loss": 1.0})
+    with pytest.raises(UserError, match=r"--resume.*--overwrite"):
+        RunDir.create(path, Config())
+    assert len(read_rows(path / "metrics.jsonl")) == 1
+    RunDir.create(path, Config(), resume=True).log_metrics(2, {"loss": 0.5})
+    assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == [1, 2]
+
+
+def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
+    path = tmp_path / "run"
+    run = RunDir.create(path, Config())
+    run.log_metrics(1, {"loss": 1.0})
+    run.log_checkpoint(1, STATE)
+    run.log_episodes("step_000001", [{"task_id": "a"}])
+    (path / "server" / "checkpoints").mkdir(parents=True)
+    (path / "notes.txt").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "keep").write_text("mine")
+    (path / "server" / "link").symlink_to(elsewhere)
+    RunDir.create(path, Config(), overwrite=True)
+    assert sorted(p.name for p in path.iterdir()) == ["config.json", "notes.txt"]
+    assert (elsewhere / "keep").exists()
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_directory_that_is_no_run_is_never_touched(tmp_path, flags):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(UserError, match="not a run directory"):
+        RunDir.create(tmp_path, Config(), **flags)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen3"}'
+
+
+def test_a_run_is_not_overwritten_by_the_run_that_starts_from_it(tmp_path):
+    run = RunDir.create(tmp_path / "sft", Config())
+    run.log_checkpoint(7, STATE)
+    with pytest.raises(UserError, match="starts from"):
+        RunDir.create(tmp_path / "sft", Config(), overwrite=True, init=resolve_state(str(tmp_path / "sft")))
+    assert run.last_checkpoint() == {"step": 7, "state_path": STATE}
+
+
+def test_steps_increase_also_across_a_resume(tmp_path):
+    run = RunDir.create(tmp_path, Config())
+    run.log_metrics(3, {"loss": float("nan"), "reward/mean": 1})
+    with pytest.raises(ValueError, match="step 3"):
+        run.log_metrics(3, {})
+    with pytest.raises(ValueError, match="step 2"):
+        RunDir.create(tmp_path, Config(), resume=True).log_metrics(2, {})
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 3, "loss": None, "reward/mean": 1.0}]
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 2, "st', b"\xff" * 10_000, b"x"])
+def test_a_torn_last_line_is_left_out_and_repaired_by_the_next_row(tmp_path, torn):
+    path = tmp_path / "rows.jsonl"
+    append_rows(path, [{"step": 1}])
+    with path.open("ab") as file:
+        file.write(torn)
+    assert read_rows(path) == [{"step": 1}]
+    append_rows(path, [{"step": 2, "text": "a\u2028b"}])
+    assert read_rows(path) == [{"step": 1}, {"step": 2, "text": "a\u2028b"}]
+
+
+def test_a_file_that_is_one_torn_line_starts_again(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"{" * 9000)
+    assert read_rows(path) == []
+    append_rows(path, [{"step": 1}])
+    assert read_rows(path) == [{"step": 1}]
+
+
+def test_a_broken_line_in_the_middle_is_reported_with_its_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_rows(path)
+
+
+def test_write_json_leaves_no_draft_and_keeps_the_old_content_if_the_value_is_bad(tmp_path):
+    path = tmp_path / "summary.json"
+    write_json(path, {"n": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"n": object()})
+    assert json.loads(path.read_text()) == {"n": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_state_is_the_last_whole_row_of_a_run_or_the_path_itself(tmp_path):
+    run = RunDir.create(tmp_path, Config())
+    run.log_checkpoint(5, STATE.replace("7", "5"))
+    run.log_checkpoint(7, STATE)
+    with (tmp_path / "checkpoints.jsonl").open("a") as file:
+        file.write('{"step": 9, "state_pa')
+    assert resolve_state(str(tmp_path)) == SavedState(STATE, tmp_path)
+    assert resolve_state(STATE) == SavedState(STATE, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("tinker://model_1/sampler_weights/step_1", "not a training state"),
+        ("tinker://model_1/step_1", "not a training state"),
+        ("tinker://model_1/weights/../../etc", "not a training state"),
+        ("/no/such/directory", "does not exist"),
+    ],
+)
+def test_what_is_no_state_is_refused_in_one_line(source, line):
+    with pytest.raises(UserError, match=line) as caught:
+        resolve_state(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_a_saved_state_is_refused(tmp_path):
+    RunDir.create(tmp_path, Config())
+    with pytest.raises(UserError, match="no saved state"):
+        resolve_state(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_place_is_a_user_error(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="cannot write"):
+        RunDir.create(tmp_path / "run", Config())
+
+
+def test_a_run_of_another_format_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"run_format": 999}')
+    with pytest.raises(UserError, match="another version"):
+        RunDir.create(tmp_path, Config(), overwrite=True)
+
+
+def test_a_user_error_is_one_line_and_status_2(capsys):
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        raise UserError("no task left in [train]:\n widen --depths")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: no task left in [train]: widen --depths\n"
