@@ -18,8 +18,10 @@ _TOO_LARGE = 10**MAX_DIGITS
 _TOO_LONG = f"a number has more than {MAX_DIGITS} digits"
 _CONSTANTS = {"True": True, "False": False, "None": None, "...": ...}
 _BRACKETS = frozenset("[({")
+_SEPARATORS = frozenset(",:)]}")
+_QUOTES = frozenset("\"'")
 _SIGNS = frozenset("+-")
-_NUMBER_STARTS = frozenset("0123456789.+-")
+_DIGITS_AND_POINT = frozenset("0123456789.")
 _BASES = frozenset("xXoObB")
 _IMAGINARY = frozenset("jJ")
 _FLOAT_MARKS = frozenset(".eE")
@@ -29,7 +31,8 @@ _TOKEN = re.compile(
     r"""
     (?: [ \t\n\r\f] | \\(?:\r\n?+|\n) | \#[^\n\r]*+ )*+
     (
-        [rRbBuU]{0,2}+ (?:
+        [][(){},:=]
+      | (?=["'rRbBuU]) [rRbBuU]{0,2}+ (?:
             \"{3} (?: [^"\\\0]++ | \\[^\0] | "(?!"") )*+ (?:\"{3})?+
           | '{3}  (?: [^'\\\0]++ | \\[^\0] | '(?!'') )*+ (?:'{3})?+
           | "     (?: [^"\\\n\r\0]++ | \\(?:\r\n|[^\0]) )*+ "?+
@@ -45,20 +48,21 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_STRING = re.compile(r"""([a-zA-Z]*+)("{3}|'{3}|["'])((?:[^\\"']++|\\.|(?!\2).)*+)\2""", re.DOTALL)
+_STRING = re.compile(
+    r"""(?P<prefix>[a-zA-Z]*+)(?P<quotes>"{3}|'{3}|["'])(?P<body>(?:[^\\"']++|\\.|(?!(?P=quotes)).)*+)(?P=quotes)""",
+    re.DOTALL,
+)
 _STRING_PREFIXES = frozenset(("", "r", "u", "b", "br", "rb"))
 
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
     rf"\\(?:(?P<octal>[0-7]{{1,3}})|(?P<hex>x{_HEX}{{2}}|u{_HEX}{{4}}|U{_HEX}{{8}})"
-    r"|N\{(?P<name>[^{}]*)\}|(?P<other>\r\n|.))",
+    r"|N\{(?P<name>[^{}]*)\}|(?P<other>.))",
     re.DOTALL,
 )
-_BYTES_ESCAPE = re.compile(
-    rf"\\(?:(?P<octal>[0-7]{{1,3}})|(?P<hex>x{_HEX}{{2}})|(?P<other>\r\n|.))(?P<name>)", re.DOTALL
-)
+_BYTES_ESCAPE = re.compile(rf"\\(?:(?P<octal>[0-7]{{1,3}})|(?P<hex>x{_HEX}{{2}})|(?P<other>.))(?P<name>)", re.DOTALL)
 _PLAIN_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_PLAIN_ESCAPES |= {char: char for char in "\\'\""} | dict.fromkeys(("\n", "\r", "\r\n"), "")
+_PLAIN_ESCAPES |= {char: char for char in "\\'\""} | {"\n": ""}
 
 
 class LiteralError(ValueError):
@@ -72,7 +76,7 @@ def read_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """
     if len(text) > MAX_CHARS:
         raise LiteralError(f"the call has more than {MAX_CHARS} characters")
-    tokens = _TOKEN.findall(text)
+    tokens = [*_TOKEN.findall(text), ""]
     tokens.reverse()  # read from the end: the next token is tokens[-1]
     name = tokens.pop()
     if not name.isidentifier() or tokens[-1:] != ["("]:
@@ -112,13 +116,18 @@ def _value(tokens: list[str], nesting: int) -> Any:
     if nesting > MAX_NESTING:
         raise LiteralError(f"more than {MAX_NESTING} brackets inside each other")
     head = tokens[-1]
+    if tokens[-2] in _SEPARATORS:  # nine of ten literals are a string or a count by itself
+        if head.isdigit() and head.isascii() and len(head) < 10 and head[0] != "0":
+            return int(tokens.pop())
+        if head[0] in _QUOTES and head.count(head[0]) == 2 and head[0] == head[-1] and "\\" not in head:
+            return tokens.pop()[1:-1]
     if _is_string(head):
         return _strings(tokens)
     if head in _BRACKETS:
         return _collection(tokens, nesting)
     if head in _CONSTANTS:
         return _CONSTANTS[tokens.pop()]
-    if head[:1] in _NUMBER_STARTS:
+    if head[:1] in _DIGITS_AND_POINT or head in _SIGNS:
         return _signed_number(tokens)
     raise LiteralError(f"{head[:40]!r} is not a literal" if head else "the call ends in the middle")
 
@@ -148,24 +157,23 @@ def _items(tokens: list[str], closing: str, nesting: int) -> tuple[list[Any], bo
 
 
 def _dict_or_set(tokens: list[str], nesting: int) -> dict[Any, Any] | set[Any]:
-    keys: list[Any] = []
-    values: list[Any] = []
-    is_dict: bool | None = None
+    entries: dict[Any, Any] = {}
+    is_set = False
     while tokens[-1] != "}":
-        keys.append(_value(tokens, nesting + 1))
-        if is_dict is None:
-            is_dict = tokens[-1] == ":"
-        if is_dict:
+        key, value = _value(tokens, nesting + 1), None
+        is_set = is_set or (not entries and tokens[-1] != ":")
+        if not is_set:
             _expect(tokens, ":")
-            values.append(_value(tokens, nesting + 1))
+            value = _value(tokens, nesting + 1)
+        try:
+            entries[key] = value
+        except TypeError:
+            raise LiteralError("a list, dict or set cannot be a key or a member of a set") from None
         if tokens[-1] != ",":
             break
         tokens.pop()
     _expect(tokens, "}")
-    try:
-        return set(keys) if is_dict is False else dict(zip(keys, values, strict=True))
-    except TypeError:
-        raise LiteralError("a list, dict or set cannot be a key or a member of a set") from None
+    return set(entries) if is_set else entries
 
 
 def _signed_number(tokens: list[str]) -> int | float | complex:
@@ -183,6 +191,8 @@ def _signed_number(tokens: list[str]) -> int | float | complex:
 
 
 def _number(text: str) -> int | float | complex:
+    if text[:1] not in _DIGITS_AND_POINT:  # int() would take the digits of every script
+        raise LiteralError(f"{text[:40]!r} is not a number")
     has_base = text[1:2] in _BASES
     if len(text) > MAX_DIGITS and not has_base and sum(map(str.isdigit, text)) > MAX_DIGITS:
         raise LiteralError(_TOO_LONG)
@@ -218,12 +228,10 @@ def _string(text: str) -> str | bytes:
     match = _STRING.fullmatch(text)
     if match is None:
         raise LiteralError("a string is not closed")
-    prefix, quotes, body = match.groups()
-    prefix = prefix.lower()
+    prefix, body = match["prefix"].lower(), match["body"]
     if prefix not in _STRING_PREFIXES:
         raise LiteralError(f"{prefix!r} is no string prefix")
-    if len(quotes) == 3:
-        body = body.replace("\r\n", "\n").replace("\r", "\n")
+    body = body.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads source
     if "b" in prefix:
         if not body.isascii():
             raise LiteralError("bytes hold ASCII characters only")

@@ -10,10 +10,9 @@ import json
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
-
-from platoon_textcraft import synth_recipe_loader
 
 Split = Literal["train", "val"]
 Difficulty = Literal["easy", "medium", "hard", "extreme"]
@@ -77,10 +76,12 @@ def load_world(seed: int = BENCHMARK_SEED, items_per_domain_and_tier: int = ITEM
 
     Raises BenchmarkError if the installed package builds another benchmark than the pinned one.
     """
+    from platoon_textcraft.synth_recipe_loader import SynthRecipeLoader  # noqa: PLC0415 (a fifth of our import time)
+
     # The package seeds the global generator; a library must not change its caller's random numbers.
     state = random.getstate()
     try:
-        loader = synth_recipe_loader.SynthRecipeLoader(seed=seed, items_per_domain_tier=items_per_domain_and_tier)
+        loader = SynthRecipeLoader(seed=seed, items_per_domain_tier=items_per_domain_and_tier)
     finally:
         random.setstate(state)
     ambiguous = [item for item, recipes in loader.recipes.items() if len(recipes) != 1]
@@ -107,10 +108,17 @@ def load_tasks(split: Split, difficulty: Difficulty | None = None, depths: Colle
 
 @functools.cache
 def _read_split(split: Split) -> tuple[Task, ...]:
-    path = Path(synth_recipe_loader.__file__).parent / "data" / f"textcraft_synth_{split}.jsonl"
+    path = _data_dir() / f"textcraft_synth_{split}.jsonl"
     content = path.read_bytes()
     _check(hashlib.sha256(content).hexdigest(), TASK_FILE_SHA256[split], str(path))
     return tuple(_task(line, split) for line in content.splitlines())
+
+
+def _data_dir() -> Path:
+    spec = find_spec("platoon_textcraft")
+    if spec is None or spec.origin is None:
+        raise BenchmarkError("platoon-textcraft is not installed: run `uv sync`")
+    return Path(spec.origin).parent / "data"
 
 
 def _check(digest: str, pinned: str, what: str) -> None:
