@@ -1,12 +1,14 @@
 """`python -m textcraft facts`: the benchmark's figures that need no model."""
 
 import json
+import sys
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from textcraft.facts import facts, print_facts
+from textcraft.world import BenchmarkError
 
 
 def print_benchmark_facts(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
@@ -22,10 +24,18 @@ def print_benchmark_facts(as_json: Annotated[bool, tyro.conf.arg(name="json")] =
         print_facts(figures, Console())
 
 
+def main() -> None:
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"facts": print_benchmark_facts},
+            prog="python -m textcraft",
+            description="TextCraft-Synth as a turn-by-turn game.",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict(
-        {"facts": print_benchmark_facts},
-        prog="python -m textcraft",
-        description="TextCraft-Synth as a turn-by-turn game.",
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    main()
