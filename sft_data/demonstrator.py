@@ -51,9 +51,9 @@ class _Demonstrator:
 
         self.overlooked = set(mistakes.omitted_lookups)
         self.skipped = set(mistakes.omitted_crafts)
-        self.short_shares = dict(mistakes.short_shares)
-        self.wrong_calls = dict(mistakes.wrong_calls)
+        self.short_shares, self.wrong_calls = mistakes.short_shares, mistakes.wrong_calls
         self.wrong: set[str] = set()  # lines and calls that no reply is trained on
+        self.repairs = 0  # that are under way; no count is got wrong in them
 
     def play(self) -> None:
         targets = self.episode.task.targets
@@ -155,7 +155,9 @@ class _Demonstrator:
 
     def share(self, user: str, ingredient: str, count: int) -> tuple[str, bool]:
         """Add `count` to the total of `ingredient`; its words, and whether they are right."""
-        short = self.short_shares.pop((user, ingredient), 0)
+        short = 0 if self.repairs else self.short_shares.get((user, ingredient), 0)
+        if short >= count:  # another mistake made the share smaller
+            short = 0
         self.shares.setdefault(ingredient, []).append(count)
         earlier = self.totals.get(ingredient, 0)
         self.totals[ingredient] = earlier + count - short
@@ -217,8 +219,8 @@ class _Demonstrator:
         """Say `lines` and make the call that crafts `item`; after a failed one, repair what it shows and retry."""
         recipe, crafts = self.world.recipes[item], self.crafts_left(item)
         call = Craft({i: each * crafts for i, each in recipe.ingredients.items()}, (item, recipe.result_count * crafts))
-        if item in self.wrong_calls:
-            call = self.wrong_calls.pop(item)
+        if item in self.wrong_calls and not self.repairs:
+            call = self.wrong_calls[item]
             self.wrong.add(render(call))
         turn = self.say(lines, call)
         if turn.kind == "craft":
@@ -230,6 +232,7 @@ class _Demonstrator:
 
     def repair(self, item: str, error: str) -> None:
         """Read the error of the failed craft of `item`, make what is missing, and retry."""
+        self.repairs += 1
         missing = [short[0] for short in _SHORT.findall(error)]
         reading = " ".join([self.wording.failed.format(problem=self.problem(item, error)), *map(self.cause, missing)])
         self.overlooked.difference_update(missing)
@@ -241,6 +244,7 @@ class _Demonstrator:
             self.craft(ingredient, lines)
             lines = []
         self.attempt(item, [*lines, self.wording.retry.format(item=item)])
+        self.repairs -= 1
 
     def problem(self, item: str, error: str) -> str:
         if wrong := _WRONG_AMOUNT.search(error):

@@ -15,7 +15,10 @@ KINDS: tuple[Kind, ...] = ("omitted_lookup", "wrong_count", "omitted_craft")
 
 @dataclass(frozen=True)
 class Mistakes:
-    """What to do wrong. Each mistake is made once, then repaired when the game's error shows it."""
+    """What to do wrong. Each mistake is made once, then repaired when the game's error shows it.
+
+    Nothing is counted wrongly in a repair, and a share stays above 0: a mistake that would take either is not made.
+    """
 
     omitted_lookups: frozenset[str] = frozenset()
     """Items left out of the look-up list that they belong in."""
@@ -24,7 +27,7 @@ class Mistakes:
     short_shares: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(user, ingredient) -> by how much the user's plan line totals the ingredient too low."""
     wrong_calls: Mapping[str, Craft] = field(default_factory=dict)
-    """Item -> the craft call that is made before the right one."""
+    """Item -> a craft call that fails, made before the right one."""
 
     def __or__(self, other: "Mistakes") -> "Mistakes":
         return Mistakes(

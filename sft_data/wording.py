@@ -88,8 +88,8 @@ TERSE = Wording(
     short="{item}: need {need}, have {have}",
     wrong_amount="{item} {need} not {provided}",
     not_divisible="{item} {count} not /{yield_}",
-    not_looked_up="unseen",
-    skipped="skipped",
+    not_looked_up="{item} unseen",
+    skipped="{item} skipped",
     miscounted="{item} {sum} not {total}",
     retry="retry",
 )
