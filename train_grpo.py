@@ -85,7 +85,7 @@ def main(config: Config) -> None:
     order = task_order(select_tasks("train", difficulty, config.depths), config.seed)
     init = resolve_state(config.init) if config.init else None
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=init)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     with connect(config.backend, config.run_dir, rank=config.rank, init=init) as backend:
         run.record_server(backend.server)
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)

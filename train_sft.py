@@ -101,7 +101,7 @@ def main(config: Config) -> None:
                 step += 1
                 run.log_metrics(step, metrics)
                 progress.update(bar, advance=1)
-                progress.console.print(summary_line(step, steps, metrics), highlight=False)
+                progress.console.print(summary_line(step, steps, metrics), highlight=False, soft_wrap=True)
             run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"), epoch=epoch)
     print(
         f"saved: go on from it with train_grpo.py --init {config.run_dir} or evaluate.py --checkpoint {config.run_dir}"

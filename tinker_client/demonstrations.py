@@ -9,9 +9,6 @@ from typing import Any
 from tinker_client.chat import ChatTemplate, Conversation, Message, demonstration
 from tinker_client.errors import UserError
 
-# Batches are filled from this many at a time, sorted by length, so that little of a batch is padding.
-_BATCHES_SORTED_TOGETHER = 8
-
 
 def read_demonstrations(path: Path) -> list[list[Message]]:
     """The chats of a file made by `python -m sft_data`, in its order.
@@ -51,15 +48,13 @@ def tokenize(chats: Sequence[Sequence[Message]], template: ChatTemplate, context
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: str) -> list[list[int]]:
     """One epoch over `len(lengths)` demonstrations: batches of indices, each index once, in an order set by the seed.
 
-    lengths: tokens of each demonstration; those of a batch are of similar length.
+    lengths: tokens of each demonstration. Those of a batch are similar, so that little of it is padding; the noise in
+    the sorting makes other batches in every epoch.
     """
     rng = random.Random(seed)
-    shuffled = rng.sample(range(len(lengths)), len(lengths))
-    window = batch_size * _BATCHES_SORTED_TOGETHER
-    batches = []
-    for start in range(0, len(shuffled), window):
-        by_length = sorted(shuffled[start : start + window], key=lambda index: lengths[index])
-        batches += [by_length[i : i + batch_size] for i in range(0, len(by_length), batch_size)]
+    noisy = [length * rng.uniform(0.8, 1.25) for length in lengths]
+    by_length = sorted(range(len(lengths)), key=noisy.__getitem__)
+    batches = [by_length[i : i + batch_size] for i in range(0, len(by_length), batch_size)]
     rng.shuffle(batches)
     return batches
 
