@@ -144,7 +144,7 @@ def token_counter(name: str) -> Callable[[str], int]:
 
 def print_summary(rows: Sequence[Row], out: Path, tokens: Callable[[str], int] | None) -> None:
     console = Console()
-    table = Table(title=f"{len(rows)} demonstrations in {out}")
+    table = Table(title=f"{len(rows)} demonstrations in {escape(str(out))}")
     for header in ("kind", "depth", "rows", "turns", "range", "weight 0"):
         table.add_column(header, justify="left" if header == "kind" else "right")
     if tokens:
@@ -161,10 +161,11 @@ def print_summary(rows: Sequence[Row], out: Path, tokens: Callable[[str], int] |
             cells.append(max(lengths[reply] for row in group for reply in replies(row)))
         table.add_row(*map(str, cells))
     console.print(table)
-    too_long = sum(length > REPLY_CAP for length in lengths.values())
+    too_long = [length for row in rows for reply in replies(row) if (length := lengths.get(reply, 0)) > REPLY_CAP]
     if too_long:
-        longest = max(lengths.values())
-        console.print(f"warning: {too_long} replies are over {REPLY_CAP} tokens, the longest has {longest}")
+        console.print(
+            f"[yellow]warning:[/] {len(too_long)} replies are over {REPLY_CAP} tokens, the longest has {max(too_long)}"
+        )
 
 
 if __name__ == "__main__":

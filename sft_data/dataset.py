@@ -68,7 +68,9 @@ def sample(
 
 
 def split_evenly(count: int, room: dict[int, int]) -> dict[int, int]:
-    """`count` shared out one at a time in the order of `room`, to none more than its room."""
+    """`count` shared out one at a time in the order of `room`, to none more than its room. ValueError if it is full."""
+    if count > sum(room.values()):
+        raise ValueError(f"{count} do not fit into {room}")
     shares = dict.fromkeys(room, 0)
     while count:
         for key, most in room.items():
@@ -92,8 +94,12 @@ def train_on_every_reply(rows: Sequence[Row]) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    """Write one JSON object a line. Raises DataError if `path` cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror}): give another --out") from error
 
 
 def _row(task: Task, kind: str, messages: list[Message]) -> Row:

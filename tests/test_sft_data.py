@@ -16,8 +16,9 @@ from platoon_textcraft.env import TextCraftSynthEnvironment
 from rich.console import Console
 
 from sft_data import ROUNDS, Mistakes, demonstrate
+from sft_data.__main__ import main
 from sft_data.dataset import replies, sample
-from sft_data.facts import facts
+from sft_data.facts import print_facts
 from sft_data.wording import TERSE
 from textcraft import Task, load_tasks
 from textcraft.facts import ideal_run
@@ -186,10 +187,20 @@ def test_a_perfect_demonstration_follows_the_procedure(number, depth):
         planned = [line.split(":")[0] for turn in lines for line in turn]
         with_parts = {item for item in crafts if WORLD.recipes[item].ingredients.keys() & crafts.keys()}
         assert sorted(planned) == sorted(with_parts)
-        for user in planned:
-            parts = WORLD.recipes[user].ingredients.keys() & with_parts
-            assert all(planned.index(part) > planned.index(user) for part in parts)
+        written: set[str] = set()
+        users = {item: {user for user in crafts if item in WORLD.recipes[user].ingredients} for item in crafts}
+        for item in planned:
+            assert users[item] <= written
+            written.add(item)
+        written.clear()
         assert max(map(len, lines)) <= procedure.lines_per_turn
+        seen: set[str] = set()
+        for call, turn in zip(calls, lines, strict=True):
+            written.update(line.split(":")[0] for line in turn)
+            if len(turn) < procedure.lines_per_turn:
+                due = [item for item in seen & with_parts - written if not users[item] - written]
+                assert not due
+            seen.update(call.items if isinstance(call, GetInfo) else ())
         for place in views:
             assert len(lines[place]) == procedure.lines_per_turn
             assert lines[place + 1]
@@ -270,8 +281,14 @@ def test_terse_says_the_same_with_the_same_calls():
         assert sum(map(len, terse)) < 0.85 * sum(map(len, post))
 
 
-def test_facts_agree_with_the_demonstrations():
-    figures = facts(["val"], Console(quiet=True))["val"]
+def test_facts_are_the_posts_figures(capsys):
+    main(["facts", "--splits", "val", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    print_facts(printed, Console(width=80))
+    table = capsys.readouterr().out
+    assert "136.5 (90-162)" in table
+    assert "\N{HORIZONTAL ELLIPSIS}" not in table
+    figures = printed["val"]
     by_depth, hard = figures["by_depth"], figures["by_difficulty"]["hard"]
     assert [by_depth[depth]["round_2"]["turns_median"] for depth in "789"] == [70, 103, 136.5]
     assert (hard["ideal"]["fit_75"], hard["round_2"]["fit_75"]) == (44, 44 - 12)
