@@ -93,7 +93,17 @@ def main(config: Config) -> None:
         )
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
         policy = sync_policy(backend, model, version=0)
-        episodes = play(tasks, config.rollouts, policy, template, playing, step=0, label="evaluating")
+        episodes = play(
+            tasks,
+            config.rollouts,
+            policy,
+            template,
+            playing,
+            step=0,
+            label="evaluating",
+            check_alive=backend.check_alive,
+        )
+        backend.release(model)
     rows = [episode.row() for episode in episodes]
     append_rows(config.run_dir / "episodes.jsonl", rows)
     overall, by_depth = summarize(rows), summarize_by_depth(rows)
@@ -106,14 +116,17 @@ def main(config: Config) -> None:
 
 
 def report(config: ReportConfig) -> None:
+    names = [directory.resolve().name for directory in config.directories]
+    if len(set(names)) < len(names):
+        names = [str(directory) for directory in config.directories]
     evaluations = {}
-    for directory in config.directories:
+    for name, directory in zip(names, config.directories, strict=True):
         rows = read_rows(directory / "episodes.jsonl")
         if config.depths is not None:
             rows = [row for row in rows if row["depth"] in config.depths]
         if not rows:
             raise UserError(f"{directory} holds no episodes to report on: run evaluate.py --run-dir {directory} first")
-        evaluations[str(directory)] = rows
+        evaluations[name] = rows
     console = Console()
     console.print(summary_table("Success on the tasks played", {n: summarize(r) for n, r in evaluations.items()}))
     if len(evaluations) > 1:

@@ -33,6 +33,7 @@ from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_met
 from tinker_client.rollout import EpisodeRecord, PlayConfig, play, sync_policy
 from tinker_client.run_dir import RunDir, resolve_state
 from tinker_client.tasks import select_tasks, task_order
+from tinker_client.waiting import wait
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,14 @@ def main(config: Config) -> None:
             started = time.monotonic()
             step_tasks = list(islice(order, config.groups))
             episodes = play(
-                step_tasks, config.group_size, policy, template, playing, step=step, label=f"step {step}/{config.steps}"
+                step_tasks,
+                config.group_size,
+                policy,
+                template,
+                playing,
+                step=step,
+                label=f"step {step}/{config.steps}",
+                check_alive=backend.check_alive,
             )
             sampled = time.monotonic()
             run.log_episodes(f"step_{step:06d}", [episode.row() for episode in episodes])
@@ -120,14 +128,15 @@ def main(config: Config) -> None:
                 # Submitted back to back: the server goes from one to the other without waiting for us.
                 forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
                 optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=config.lr))
-                metrics |= policy_metrics(batch, forward_backward.result())
-                metrics |= optimizer_metrics(optim_step.result())
+                metrics |= policy_metrics(batch, wait(forward_backward, backend.check_alive))
+                metrics |= optimizer_metrics(wait(optim_step, backend.check_alive))
                 policy = sync_policy(backend, trainer, version=policy.version + 1)
             metrics |= {"time/sample": sampled - started, "time/train": time.monotonic() - sampled}
             run.log_metrics(step, metrics)
             console.print(summary_line(step, config.steps, metrics))
             if step % config.save_every == 0 or step == config.steps:
                 run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
+        backend.release(trainer)
     console.print(f"saved: evaluate it with evaluate.py --checkpoint {config.run_dir}")
 
 

@@ -20,13 +20,14 @@ import tinker
 import tyro
 from rich.progress import Progress
 
-from tinker_client.backend import BackendConfig, LossReduction, connect
+from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import action_nll, optimizer_metrics
 from tinker_client.run_dir import RunDir
+from tinker_client.waiting import wait
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,17 @@ def main(config: Config) -> None:
                 # Submitted back to back: the server goes from one to the other without waiting for us.
                 forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
                 optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
-                logprobs = batch.action_logprobs(forward_backward.result())
+                logprobs = batch.action_logprobs(wait(forward_backward, backend.check_alive))
                 metrics = {
                     "epoch": epoch,
                     "loss/train": action_nll(logprobs),
                     "tokens/trained": sum(map(len, logprobs)),
                     "optim/lr": lr,
-                    **optimizer_metrics(optim_step.result()),
+                    **optimizer_metrics(wait(optim_step, backend.check_alive)),
                     "time/train": time.monotonic() - started,
                 }
                 if indices is batches[-1] and held_out:
-                    metrics["loss/held_out"] = held_out_loss(
-                        trainer, held_out, config.batch_size, backend.loss_reduction
-                    )
+                    metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out, config.batch_size)
                 step += 1
                 run.log_metrics(step, metrics)
                 progress.update(bar, advance=1)
@@ -109,17 +108,20 @@ def main(config: Config) -> None:
 
 
 def held_out_loss(
-    trainer: tinker.TrainingClient, conversations: Sequence[Conversation], batch_size: int, reduction: LossReduction
+    backend: Backend, trainer: tinker.TrainingClient, conversations: Sequence[Conversation], batch_size: int
 ) -> float:
     """The loss on demonstrations that are not trained on: per action token, in nats."""
     by_length = sorted(conversations, key=lambda conversation: len(conversation.tokens))
-    batches = [supervised_batch(by_length[i : i + batch_size], reduction) for i in range(0, len(by_length), batch_size)]
+    batches = [
+        supervised_batch(by_length[i : i + batch_size], backend.loss_reduction)
+        for i in range(0, len(by_length), batch_size)
+    ]
     futures = [trainer.forward(batch.datums, batch.loss_fn, batch.loss_fn_config) for batch in batches]
     return action_nll(
         [
             logprobs
             for batch, future in zip(batches, futures, strict=True)
-            for logprobs in batch.action_logprobs(future.result())
+            for logprobs in batch.action_logprobs(wait(future, backend.check_alive))
         ]
     )
 

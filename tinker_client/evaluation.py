@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 from scipy import stats
 
@@ -23,8 +24,9 @@ class Interval:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+    def bounds(self, sign: str = "") -> str:
+        """The interval as text; `sign` "+" shows the sign of positive numbers too."""
+        return f"[{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
 
 
 @dataclass(frozen=True)
@@ -123,35 +125,43 @@ def paired_difference(rows: Sequence[Row], other: Sequence[Row]) -> Interval:
 
 def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
     """One row for each named summary."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for column in ("success [95 %]", "episodes", "tasks", "turns", "failed crafts", "invalid turns", "cut off"):
-        table.add_column(column, justify="right")
+    table = _table(title, "success", "95 % interval", "n", "turns", "failed crafts", "invalid turns", "cut off")
     for name, s in summaries.items():
+        n = str(s.episodes) if s.episodes == s.tasks else f"{s.episodes} of {s.tasks} tasks"
         broken = f" (+{s.broken} broken)" if s.broken else ""
         means = (f"{mean:.1f}" for mean in (s.turns, s.failed_crafts, s.invalid_turns, s.cut_off_replies))
-        table.add_row(name, str(s.success), f"{s.episodes}{broken}", str(s.tasks), *means)
+        table.add_row(name, f"{s.success.value:.3f}", s.success.bounds(), n + broken, *means)
+    table.caption = "turns, failed crafts, invalid turns and cut-off replies are means per episode"
     return table
 
 
 def comparison_table(evaluations: Mapping[str, Sequence[Row]]) -> Table:
     """The paired differences between each evaluation and the one before it, and the first."""
     names = list(evaluations)
-    table = Table(title="Difference in success over the tasks that both played", title_justify="left")
-    table.add_column("")
-    table.add_column("difference [95 %]", justify="right")
-    table.add_column("tasks better / worse / equal", justify="right")
+    title = "Difference in success over the tasks that both played"
+    table = _table(title, "difference", "95 % interval", "better", "worse", "equal")
     for i in range(1, len(names)):
         for base in dict.fromkeys((names[0], names[i - 1])):
             first, second = evaluations[base], evaluations[names[i]]
-            table.add_row(f"{names[i]} - {base}", str(paired_difference(first, second)), _outcomes(first, second))
+            difference = paired_difference(first, second)
+            row = (f"{difference.value:+.3f}", difference.bounds("+"), *_outcomes(first, second))
+            table.add_row(f"{names[i]} - {base}", *row)
     return table
 
 
-def _outcomes(rows: Sequence[Row], other: Sequence[Row]) -> str:
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=column == "95 % interval")
+    return table
+
+
+def _outcomes(rows: Sequence[Row], other: Sequence[Row]) -> list[str]:
+    """On how many tasks `other` is better, worse and equal."""
     first, second = _by_task(rows), _by_task(other)
     signs = [np.sign(np.mean(second[task]) - np.mean(first[task])) for task in first.keys() & second.keys()]
-    return " / ".join(str(signs.count(sign)) for sign in (1, -1, 0))
+    return [str(signs.count(sign)) for sign in (1, -1, 0)]
 
 
 def _by_task(rows: Sequence[Row]) -> dict[str, list[bool]]:

@@ -7,7 +7,7 @@ more episodes are in flight than a batch holds, one part plays its turns while t
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from textcraft import Episode, Task
 from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import UserError
+from tinker_client.waiting import while_alive
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
 TURN_TIMEOUT_S = 1800.0
@@ -124,11 +125,13 @@ def play(
     *,
     step: int,
     label: str,
+    check_alive: Callable[[], None] = lambda: None,
 ) -> list[EpisodeRecord]:
     """Play each task `rollouts` times, all at once, under a progress bar called `label`.
 
     Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
-    A server error ends only its own episode, as `broken`. Raises UserError if the server fails every episode.
+    A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
+    Raises UserError if the server fails every episode.
     """
     with Progress(
         TextColumn("{task.description}"),
@@ -141,13 +144,14 @@ def play(
         bar = _Bar(progress, label, len(tasks) * rollouts)
 
         async def play_all() -> list[EpisodeRecord]:
-            return await asyncio.gather(
+            work = asyncio.gather(
                 *(
                     play_episode(task, policy, template, config, step=step, group=group, episode=episode, bar=bar)
                     for group, task in enumerate(tasks)
                     for episode in range(rollouts)
                 )
             )
+            return await while_alive(work, check_alive)
 
         episodes = asyncio.run(play_all())
     if all(episode.end == "broken" for episode in episodes):

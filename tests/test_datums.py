@@ -1,0 +1,132 @@
+"""Datums: whichever way a backend reduces a loss, the result is the mean over all action tokens of the step."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tinker_client.chat import Conversation
+from tinker_client.datums import Batch, ppo_batch, supervised_batch
+from tinker_client.metrics import policy_metrics
+
+REDUCTIONS = ["token_sum", "sequence_mean"]
+
+
+def conversation(rng: np.random.Generator, replies: list[int]) -> Conversation:
+    """A conversation with replies of these lengths, each after three tokens of context."""
+    made = Conversation.__new__(Conversation)
+    made.is_action = [action for n in replies for action in [False] * 3 + [True] * n] + [False] * 2
+    made.tokens = rng.integers(0, 100, len(made.is_action)).tolist()
+    made.logprobs = [-float(rng.exponential()) if action else 0.0 for action in made.is_action]
+    return made
+
+
+def token_losses(batch: Batch, trainer: list[np.ndarray]) -> list[np.ndarray]:
+    """What a backend computes for each token: cross-entropy, PPO or CISPO (skyrl/tinker/loss_fns.py), times weights."""
+    losses = []
+    for datum, logprobs in zip(batch.datums, trainer, strict=True):
+        inputs = {name: np.array(tensor.data) for name, tensor in datum.loss_fn_inputs.items()}
+        assert {len(values) for values in inputs.values()} == {len(datum.model_input.to_ints())}
+        if batch.loss_fn == "cross_entropy":
+            losses.append(-logprobs * inputs["weights"])
+            continue
+        ratio = np.exp(logprobs - inputs["logprobs"])
+        low, high = batch.loss_fn_config["clip_low_threshold"], batch.loss_fn_config["clip_high_threshold"]
+        clipped = np.clip(ratio, low, high)
+        if batch.loss_fn == "ppo":
+            objective = np.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
+        else:
+            objective = clipped * logprobs * inputs["advantages"]
+        losses.append(-objective * inputs["weights"])
+    return losses
+
+
+def reduce(batch: Batch, losses: list[np.ndarray], reduction: str) -> float:
+    if reduction == "token_sum":
+        return float(sum(loss.sum() for loss in losses))
+    weights = [np.array(datum.loss_fn_inputs["weights"].data).sum() for datum in batch.datums]
+    return float(np.mean([loss.sum() / weight for loss, weight in zip(losses, weights, strict=True)]))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def conversations(rng) -> list[Conversation]:
+    return [conversation(rng, replies) for replies in ([5], [1, 2, 9], [30, 4], [2])]
+
+
+def trainer_logprobs(conversations: list[Conversation], rng: np.random.Generator) -> list[np.ndarray]:
+    """New logprobs for every target of every conversation, near enough to the old ones for some ratios to clip."""
+    return [np.array(c.logprobs[1:]) + rng.normal(0, 0.3, len(c.tokens) - 1) for c in conversations]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_supervised_loss_is_the_mean_over_all_trained_tokens(reduction, conversations, rng):
+    trainer = trainer_logprobs(conversations, rng)
+    batch = supervised_batch(conversations, reduction)
+    cut = [t[: len(mask)] for t, mask in zip(trainer, batch.action_masks, strict=True)]
+    of_actions = [t[np.array(c.is_action[1:])] for t, c in zip(trainer, conversations, strict=True)]
+    want = -np.concatenate(of_actions).mean()
+    assert reduce(batch, token_losses(batch, cut), reduction) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_ppo_loss_is_the_mean_over_all_action_tokens_the_unsent_ones_included(reduction, conversations, rng):
+    advantages = [0.75, 0.0, -0.25, 0.5]
+    trainer = trainer_logprobs(conversations, rng)
+    want, tokens = 0.0, 0
+    for c, advantage, logprobs in zip(conversations, advantages, trainer, strict=True):
+        mask = np.array(c.is_action[1:])
+        ratio = np.exp(logprobs - np.array(c.logprobs[1:]))[mask]
+        want -= np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage).sum()
+        tokens += mask.sum()
+
+    batch = ppo_batch(conversations, advantages, reduction)
+    assert len(batch.datums) == 3
+    sent = [t for t, advantage in zip(trainer, advantages, strict=True) if advantage]
+    cut = [t[: len(mask)] for t, mask in zip(sent, batch.action_masks, strict=True)]
+    assert reduce(batch, token_losses(batch, cut), reduction) == pytest.approx(want / tokens, rel=1e-5)
+
+
+def test_a_datum_predicts_each_next_token_and_ends_with_the_last_action(conversations):
+    source = conversations[1]
+    (datum,) = supervised_batch([source], "token_sum").datums
+    inputs, targets = datum.model_input.to_ints(), list(datum.loss_fn_inputs["target_tokens"].data)
+    assert [*inputs, targets[-1]] == source.tokens[:-2]
+    assert targets == source.tokens[1:-2]
+    mask = np.array(datum.loss_fn_inputs["weights"].data) > 0
+    assert [token for token, on in zip(targets, mask, strict=True) if on] == [
+        token for token, action in zip(source.tokens, source.is_action, strict=True) if action
+    ]
+
+
+def test_no_signal_sends_nothing(conversations):
+    assert ppo_batch(conversations, [0.0] * 4, "sequence_mean").datums == []
+
+
+def test_policy_metrics_count_clipped_tokens_and_estimate_the_divergence(rng):
+    made = [conversation(rng, [4]), conversation(rng, [4])]
+    batch = ppo_batch(made, [1.0, -1.0], "token_sum")
+    shift = np.log([1.0, 1.3, 0.7, 1.1])  # of the ratio: at advantage 1 only 1.3 is clipped, at -1 only 0.7
+    answer = [
+        {"logprobs": Tensor(np.array(c.logprobs[1 : len(m) + 1]) + np.r_[np.zeros(len(m) - 4), shift])}
+        for c, m in zip(made, batch.action_masks, strict=True)
+    ]
+    metrics = policy_metrics(batch, Answer(answer))
+    assert metrics["policy/clip_fraction"] == pytest.approx(2 / 8)
+    assert metrics["policy/kl_sampler_trainer"] == pytest.approx(-shift.mean(), abs=1e-6)
+    assert metrics["policy/kl_sampler_trainer_k3"] == pytest.approx((np.exp(shift) - 1 - shift).mean(), abs=1e-6)
+    assert metrics["tokens/trained"] == 8
+
+
+class Tensor:
+    def __init__(self, values: np.ndarray) -> None:
+        self.to_numpy: Callable[[], np.ndarray] = lambda: values
+
+
+class Answer:
+    def __init__(self, outputs: list[dict[str, Tensor]]) -> None:
+        self.loss_fn_outputs = outputs

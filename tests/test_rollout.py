@@ -1,0 +1,165 @@
+"""Rollouts against a stand-in for the sampling client: what is asked of it, and what becomes of its answers."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import tinker
+from transformers import AutoTokenizer
+
+from sft_data.dataset import every_task
+from sft_data.procedure import ROUNDS
+from textcraft import Episode, Task, load_tasks
+from tinker_client.chat import ChatTemplate
+from tinker_client.errors import UserError
+from tinker_client.metrics import episode_metrics
+from tinker_client.models import TINY_MODEL, stop_token_ids
+from tinker_client.rollout import EpisodeRecord, PlayConfig, Policy, play, turn_seed
+from train_grpo import group_advantages
+
+TASKS = load_tasks("train", "easy", [2])[:3]
+PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
+
+
+@pytest.fixture(scope="module")
+def template() -> ChatTemplate:
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    return ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+
+
+class Sampler:
+    """A sampling client that answers with `reply(prompt text, turn)`, cut to max_tokens, once `together` are asked."""
+
+    def __init__(self, template: ChatTemplate, reply: Callable[[str, int], str], together: int = 1) -> None:
+        self.template, self.reply, self.together = template, reply, together
+        self.asked: list[tuple[list[int], tinker.SamplingParams]] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    def sample(self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams) -> Future:
+        tokens, future = prompt.to_ints(), Future()
+        self.asked.append((tokens, sampling_params))
+        self._waiting.append(lambda: self._answer(tokens, sampling_params, future))
+        if len(self._waiting) >= self.together:
+            waiting, self._waiting = self._waiting, []
+            threading.Thread(target=lambda: [answer() for answer in waiting]).start()
+        return future
+
+    def _answer(self, tokens: list[int], params: tinker.SamplingParams, future: Future) -> None:
+        text = self.template.tokenizer.decode(tokens)
+        try:
+            reply = self.template.reply(self.reply(text, text.count("assistant\n") - 1))[: params.max_tokens]
+        except Exception as error:
+            future.set_exception(error)
+            return
+        logprobs = np.full(len(reply), -0.5, np.float32)
+        sequence = tinker.SampledSequence("stop", np.array(reply, np.int32), logprobs)
+        future.set_result(tinker.SampleResponse([sequence]))
+
+
+def expert(tasks: Sequence[Task]) -> Callable[[str, int], str]:
+    """Plays each of the tasks as its demonstration does."""
+    replies = {
+        row["messages"][1]["content"]: [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        for row in every_task(tasks, ROUNDS[2])
+    }
+    return lambda text, turn: next(texts[turn] for opening, texts in replies.items() if opening in text)
+
+
+def run(template: ChatTemplate, sampler: Sampler, playing: PlayConfig = PLAYING, rollouts: int = 2, **more):
+    return play(TASKS, rollouts, Policy(sampler, version=3), template, playing, step=5, label="test", **more)
+
+
+def test_the_expert_solves_every_task_and_its_tokens_are_the_actions(template):
+    sampler = Sampler(template, expert(TASKS))
+    episodes = run(template, sampler)
+    assert [(e.task.id, e.group, e.episode) for e in episodes] == [
+        (task.id, group, episode) for group, task in enumerate(TASKS) for episode in range(2)
+    ]
+    for e in episodes:
+        assert (e.end, e.reward, e.error) == ("success", 1.0, None)
+        actions = [token for token, on in zip(e.conversation.tokens, e.conversation.is_action, strict=True) if on]
+        assert actions == [token for turn in e.turns for token in template.reply(turn.reply)]
+        assert sum(turn.reply_tokens for turn in e.turns) == e.conversation.action_tokens
+        row = e.row()
+        assert {turn["policy_version"] for turn in row["turns"]} == {3}
+        assert {"task_id", "depth", "step", "group", "episode", "end", "reward", "turns"} <= row.keys()
+        game = Episode(e.task)
+        assert [game.step(turn.reply).observation for turn in e.turns] == [turn.observation for turn in e.turns]
+
+
+def test_every_prompt_extends_the_one_before_by_the_reply_and_its_observation(template):
+    sampler = Sampler(template, expert(TASKS))
+    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, PLAYING, step=0, label="test")
+    prompts = [tokens for tokens, _ in sampler.asked]
+    assert [len(tokens) for tokens in prompts] == [turn.prompt_tokens for turn in episode.turns]
+    for before, after, turn in zip(prompts, prompts[1:], episode.turns, strict=False):
+        assert after == before + template.reply(turn.reply) + template.observation(turn.observation)
+
+
+def test_all_episodes_are_in_flight_at_once_each_with_its_own_seed(template):
+    sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>", together=len(TASKS) * 2)
+    playing = PlayConfig(max_turns=3, max_reply_tokens=64, temperature=0.7, context_length=4096, seed=7)
+    episodes = run(template, sampler, playing)  # would hang if an episode waited for another
+    assert {e.end for e in episodes} == {"out_of_turns"}
+    seeds = [params.seed for _, params in sampler.asked]
+    assert sorted(seeds) == sorted(turn_seed(7, 5, g, e, t) for g in range(3) for e in range(2) for t in range(3))
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert {(p.temperature, p.max_tokens, tuple(p.stop)) for _, p in sampler.asked} == {
+        (0.7, 64, tuple(template.stop_token_ids))
+    }
+
+
+def test_a_reply_at_the_token_cap_is_cut_off_and_closed(template):
+    sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>" * 20)
+    playing = PlayConfig(max_turns=2, max_reply_tokens=8, temperature=1.0, context_length=4096, seed=0)
+    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    assert [turn.cut_off for turn in episode.turns] == [True, True]
+    assert episode.conversation.action_tokens == 16
+    assert template.end_of_message not in np.array(episode.conversation.tokens)[episode.conversation.is_action]
+
+
+def test_an_episode_without_room_ends_as_out_of_context(template):
+    sampler = Sampler(template, lambda text, turn: "x" * 40)
+    opening = len(template.opening(Episode(TASKS[0]).messages))
+    playing = PlayConfig(max_turns=20, max_reply_tokens=64, temperature=1.0, context_length=opening + 70, seed=0)
+    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    assert episode.end == "out_of_context"
+    assert episode.reward == 0.0
+    assert all(len(tokens) + params.max_tokens <= opening + 70 for tokens, params in sampler.asked)
+
+
+def test_a_server_error_breaks_one_episode_and_the_others_go_on(template):
+    play_on = expert(TASKS)
+
+    def reply(text: str, turn: int) -> str:
+        if turn == 1 and Episode(TASKS[1]).messages[1]["content"] in text:
+            raise ConnectionError("gone")
+        return play_on(text, turn)
+
+    episodes = run(template, Sampler(template, reply))
+    assert [e.end for e in episodes] == ["success"] * 2 + ["broken"] * 2 + ["success"] * 2
+    assert episodes[2].error == "ConnectionError: gone"
+    metrics = episode_metrics(episodes, policy_version=3)
+    assert metrics["episode/broken"] == 2
+    assert metrics["reward/mean"] == metrics["success/depth_2"] == 1.0
+
+
+def test_a_server_that_fails_every_episode_ends_the_run(template):
+    def reply(text: str, turn: int) -> str:
+        raise ConnectionError("gone")
+
+    with pytest.raises(UserError, match=r"every episode.*ConnectionError: gone"):
+        run(template, Sampler(template, reply))
+
+
+def test_advantages_are_rewards_minus_the_mean_of_the_same_task(template):
+    rewards = {0: [1.0, 0.0, 0.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 1.0]}
+    episodes = [
+        EpisodeRecord(TASKS[group], 0, group, i, None, reward=reward)
+        for group, values in rewards.items()
+        for i, reward in enumerate(values)
+    ]
+    assert group_advantages(episodes) == [0.75, -0.25, -0.25, -0.25, 0.0, 0.0, -0.5, 0.5]
