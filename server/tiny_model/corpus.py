@@ -26,9 +26,9 @@ Chat = list[Message]
 
 
 def chats(rng: random.Random) -> Iterable[Chat]:
-    """An endless stream of training chats, about half of them transcripts."""
+    """An endless stream of training chats, two of five of them transcripts."""
     while True:
-        yield transcript(rng) if rng.random() < 0.5 else drill_chat(rng)
+        yield transcript(rng) if rng.random() < 0.4 else drill_chat(rng)
 
 
 # ---------------------------------------------------------------------------------------------------- fresh worlds
@@ -48,7 +48,7 @@ def fresh_task(rng: random.Random, tiers: range = range(1, MAX_TIER + 1)) -> tup
     tree = _below(world, target)
     others = rng.sample([item for item in world.depths if item not in tree and world.depths[item] <= MAX_TIER], 8)
     names = _new_names([*tree, *others], world, rng)
-    kept = {item for item in names if world.is_raw(item)} | set(tree)
+    kept = [*tree, *(item for item in others if world.is_raw(item))]
     renamed = World(
         recipes={
             names[item]: Recipe(
@@ -126,7 +126,7 @@ class Player:
     world: World
     rng: random.Random
     care: float  # chance to do the sensible thing at each choice
-    known: set[str] = field(default_factory=set)
+    known: list[str] = field(default_factory=list)
     queue: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ class Player:
         ) + render(Craft(ingredients, (item, count)))
 
     def _look_up(self, items: list[str]) -> str:
-        self.known.update(item for item in items if item in self.world.recipes)
+        self.known += [item for item in items if item in self.world.recipes and item not in self.known]
         return self._say(
             f"Look at {items[0]}.", "Which recipe?", f"What is in {items[-1]}?", f"Goal: {self.count}x {self.target}."
         ) + render(GetInfo(tuple(items)))
@@ -263,7 +263,7 @@ def drill_chat(rng: random.Random) -> Chat:
             sheet.order += [item for item in block if item not in sheet.order]
             sheet.last = block
             chat.append(("user", "\n".join(_recipe_line(world, item) for item in block)))
-            chat.append(("assistant", rng.choice(BLOCK_DRILLS)(sheet)[1]))
+            chat.append(("assistant", _new_parts(sheet)))
             continue
         question, answer = rng.choice(DRILLS)(sheet)
         chat += [("user", question), ("assistant", answer)]
@@ -275,6 +275,14 @@ def _recipe_line(world: World, item: str) -> str:
     return f"{item}: " + json.dumps({"ingredients": recipe.ingredients, "result_count": recipe.result_count})
 
 
+def _new_parts(sheet: Sheet) -> str:
+    """The craftable parts of the last block that no earlier line mentions."""
+    earlier = sheet.order[: len(sheet.order) - len(sheet.last)]
+    mentioned = set(sheet.order) | {part for item in earlier for part in sheet.world.recipes[item].ingredients}
+    parts = dict.fromkeys(part for item in sheet.last for part in sheet.world.recipes[item].ingredients)
+    return f"New: {json.dumps([part for part in parts if part in sheet.world.recipes and part not in mentioned])}"
+
+
 def _ceil(count: int, size: int) -> int:
     return -(-count // size)
 
@@ -283,8 +291,8 @@ Drill = Callable[[Sheet], Message]  # question, answer
 
 
 def add(sheet: Sheet) -> Message:
-    numbers = [sheet.rng.randint(1, 20) for _ in range(sheet.rng.randint(2, 4))]
-    return f"Add {', '.join(map(str, numbers))}.", str(sum(numbers))
+    a, b = sheet.rng.randint(1, 40), sheet.rng.randint(1, 20)
+    return f"Add {a} and {b}.", str(a + b)
 
 
 def running_sum(sheet: Sheet) -> Message:
@@ -364,24 +372,10 @@ def call_for(sheet: Sheet) -> Message:
     return f"Call for {crafts} batches of {item}?", render(Craft(parts, (item, crafts * recipe.result_count)))
 
 
-def users_of(sheet: Sheet) -> Message:
-    item = sheet.rng.choice(list(sheet.world.depths))
-    users = [user for user in sheet.order if item in sheet.world.recipes[user].ingredients]
-    return f"Which recipes use {item}?", f"{', '.join(users) or 'none'}."
-
-
 def of_layer(sheet: Sheet) -> Message:
     tier = sheet.rng.randint(1, 3)
     found = [item for item in sheet.order if sheet.world.depths[item] == tier]
     return f"Layer {tier} so far?", f"{', '.join(found) or 'none'}."
-
-
-def sort_layers(sheet: Sheet) -> Message:
-    names = sheet.names(2, 6)
-    return (
-        f"Order from the bottom up: {', '.join(names)}.",
-        f"{', '.join(sorted(names, key=sheet.world.depths.__getitem__))}.",
-    )
 
 
 def note(sheet: Sheet) -> Message:
@@ -417,48 +411,26 @@ def craftable_parts(sheet: Sheet) -> Message:
     return f"Craftable parts of {item}?", f"{', '.join(found) or 'none'}."
 
 
-def block_new(sheet: Sheet) -> Message:
-    """The craftable parts of the last block that no earlier line mentions."""
-    earlier = sheet.order[: len(sheet.order) - len(sheet.last)]
-    mentioned = set(sheet.order) | {part for item in earlier for part in sheet.world.recipes[item].ingredients}
-    found: list[str] = []
-    for item in sheet.last:
-        for part in sheet.world.recipes[item].ingredients:
-            if part in sheet.world.recipes and part not in mentioned and part not in found:
-                found.append(part)
-    return "Craftable parts not mentioned before?", f"New: {json.dumps(found)}"
-
-
-def block_raw(sheet: Sheet) -> Message:
+def plain_recipes(sheet: Sheet) -> Message:
     plain = [item for item in sheet.last if all(map(sheet.world.is_raw, sheet.world.recipes[item].ingredients))]
-    return "Recipes of raw materials alone?", f"Of raw materials: {', '.join(plain) or 'none'}."
+    return "Which of the last recipes use raw materials alone?", f"{', '.join(plain) or 'none'}."
 
 
-def block_items(sheet: Sheet) -> Message:
-    return "Which recipes?", f"Seen {', '.join(sheet.last)}."
-
-
-BLOCK_DRILLS: tuple[Drill, ...] = (block_new, block_new, block_raw, block_items)
+# Those that reach back to a recipe are the hardest; they are asked three times as often.
 DRILLS: tuple[Drill, ...] = (
-    add,
-    running_sum,
-    multiply,
-    round_up,
-    repeat,
-    without_first,
-    next_name,
-    names_after,
-    times,
-    recipe_of,
-    yield_of,
-    batches_of,
-    parts_for,
-    call_for,
-    users_of,
-    of_layer,
-    sort_layers,
-    note,
-    note_parts,
-    noted,
-    craftable_parts,
+    *(add, running_sum, multiply, round_up, repeat, without_first, next_name, names_after, times, plain_recipes),
+    *(
+        repeat_text,
+        recipe_of,
+        yield_of,
+        batches_of,
+        parts_for,
+        call_for,
+        craftable_parts,
+        of_layer,
+        note,
+        note_parts,
+        noted,
+    )
+    * 3,
 )
