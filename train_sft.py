@@ -62,8 +62,7 @@ class Config:
 
 
 def main(config: Config) -> None:
-    chats = read_demonstrations(config.data)
-    random.Random(config.seed).shuffle(chats)
+    chats = shuffled(read_demonstrations(config.data), config.seed)
     if config.held_out >= len(chats):
         raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite)
@@ -105,6 +104,10 @@ def main(config: Config) -> None:
     print(
         f"saved: go on from it with train_grpo.py --init {config.run_dir} or evaluate.py --checkpoint {config.run_dir}"
     )
+
+
+def shuffled[T](rows: Sequence[T], seed: int) -> list[T]:
+    return random.Random(seed).sample(rows, len(rows))
 
 
 def held_out_loss(

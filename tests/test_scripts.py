@@ -1,0 +1,246 @@
+"""The three scripts, end to end on the real server with the tiny model, and what a user can get wrong."""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+
+import train_grpo
+import train_sft
+from textcraft import Episode, Turn, load_tasks
+from tinker_client import rollout
+from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.chat import ChatTemplate
+from tinker_client.demonstrations import read_demonstrations, tokenize
+from tinker_client.rollout import PlayConfig, play, sync_policy
+from tinker_client.run_dir import read_rows, resolve_state
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TASK_IDS = [task.id for task in load_tasks("val", "easy", [2])[:2]]
+
+
+def run(script: str, *flags: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *script.split(), *map(str, flags)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
+
+
+def succeeds(script: str, *flags: object) -> str:
+    result = run(script, *flags)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "demonstrations.jsonl"
+    succeeds("-m sft_data", "--depths", 2, "--count", 20, "--recovery", 0, "--wording", "terse", "--out", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sft_run(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of train_sft.py on 16 demonstrations, with 4 held out."""
+    path = tmp_path_factory.mktemp("runs") / "sft"
+    flags = ["--rank", 8, "--lr", 3e-3, "--epochs", 2, "--held-out", 4]
+    stdout = succeeds("train_sft.py", "--data", demonstrations, "--run-dir", path, *flags)
+    assert stdout.count("\nstep ") + stdout.startswith("step ") == 4
+    return path
+
+
+def test_sft_lowers_the_loss_and_writes_down_what_it_did(sft_run: Path):
+    metrics = read_rows(sft_run / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+    assert metrics[-1]["loss/train"] < metrics[0]["loss/train"]
+    held_out = [row["loss/held_out"] for row in metrics if "loss/held_out" in row]
+    assert len(held_out) == 2
+    assert held_out[1] < held_out[0] < metrics[0]["loss/train"] + 0.5
+    assert sum(row["tokens/trained"] for row in metrics[:2]) == sum(row["tokens/trained"] for row in metrics[2:])
+    assert [row["step"] for row in read_rows(sft_run / "checkpoints.jsonl")] == [2, 4]
+    assert json.loads((sft_run / "config.json").read_text())["flags"]["lr"] == 3e-3
+
+
+def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demonstrations: Path, tmp_path: Path):
+    config = train_sft.Config(data=demonstrations, run_dir=tmp_path, held_out=4)
+    with connect(BackendConfig(), tmp_path, init=resolve_state(str(sft_run))) as backend:
+        chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
+        template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+        held_out = tokenize(chats, template, backend.context_length)[: config.held_out]
+        loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
+        loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
+    assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
+
+
+class CoinGame(Episode):
+    """A game whose success is that of a coin, so that groups have both outcomes whatever the model is able to do."""
+
+    def step(self, reply: str) -> Turn:
+        turn = super().step(reply)
+        if turn.done:
+            return Turn(turn.observation, True, float(len(reply) % 2), turn.kind)
+        return turn
+
+
+def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(rollout, "Episode", CoinGame)
+    path = tmp_path / "grpo"
+    train_grpo.main(
+        train_grpo.Config(
+            run_dir=path,
+            init=str(sft_run),
+            depths=(2,),
+            steps=2,
+            groups=2,
+            group_size=8,
+            max_turns=2,
+            max_reply_tokens=16,
+            lr=1e-3,
+        )
+    )
+    metrics = read_rows(path / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2]
+    for row in metrics:
+        assert row["group/mixed"] > 0
+        assert row["optim/grad_norm"] > 0
+        assert 0 < row["tokens/trained"] <= row["tokens/action"]
+        assert abs(row["policy/kl_sampler_trainer"]) < 0.02  # one step a batch: the trainer is the sampler
+        assert row["staleness/mean"] == row["episode/broken"] == 0
+    for step in (1, 2):
+        rows = read_rows(path / "episodes" / f"step_{step:06d}.jsonl")
+        assert [(row["group"], row["episode"]) for row in rows] == [(g, e) for g in range(2) for e in range(8)]
+        assert {turn["policy_version"] for row in rows for turn in row["turns"]} == {step - 1}
+        assert sum(row["action_tokens"] for row in rows) == metrics[step - 1]["tokens/action"]
+    assert [row["step"] for row in read_rows(path / "checkpoints.jsonl")] == [2]
+
+
+def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Path, tmp_path: Path):
+    flags = ["--tasks", *TASK_IDS, "--max-turns", 2, "--max-reply-tokens", 16, "--temperature", 0]
+    stdout = succeeds("evaluate.py", "--run-dir", tmp_path / "base", *flags)
+    assert "depth 2" in stdout
+    succeeds("evaluate.py", "--run-dir", tmp_path / "sft", "--checkpoint", sft_run, *flags)
+    base, sft = (read_rows(tmp_path / name / "episodes.jsonl") for name in ("base", "sft"))
+    assert [row["task_id"] for row in base] == [row["task_id"] for row in sft] == TASK_IDS
+    assert [row["turns"] for row in base] != [row["turns"] for row in sft]
+    summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
+    assert summary["overall"]["episodes"] == summary["by_depth"]["2"]["episodes"] == 2
+    assert "sft - base" in succeeds("evaluate.py report", tmp_path / "base", tmp_path / "sft")
+
+
+class Recorder:
+    """A sampling client that keeps what the real one answered."""
+
+    def __init__(self, client: tinker.SamplingClient) -> None:
+        self.client = client
+        self.replies: dict[int, list[int]] = {}
+
+    def sample(self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams):
+        future = self.client.sample(prompt, num_samples=num_samples, sampling_params=sampling_params)
+        future.add_done_callback(
+            lambda done: self.replies.update({prompt.length: list(done.result().sequences[0].tokens)})
+        )
+        return future
+
+
+def test_the_actions_of_an_episode_are_the_tokens_that_the_server_sampled(backend: Backend, adapter):
+    template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+    policy = sync_policy(backend, adapter, version=0)
+    recorder = Recorder(policy.client)
+    playing = PlayConfig(max_turns=3, max_reply_tokens=16, temperature=1.0, context_length=2048, seed=0)
+    (episode,) = play(
+        load_tasks("train", "easy")[:1], 1, rollout.Policy(recorder, 0), template, playing, step=0, label="test"
+    )
+    actions = np.array(episode.conversation.tokens)[episode.conversation.is_action].tolist()
+    assert actions == [token for _, reply in sorted(recorder.replies.items()) for token in reply]
+    assert actions
+
+
+def test_a_user_error_of_the_process_is_one_line_and_status_2(tmp_path: Path):
+    result = run("evaluate.py", "--difficulty", "easy", "--depths", 7, "--run-dir", tmp_path / "run")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: no val task is left")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys) -> Callable[..., str]:
+    """Runs a script in this process, which imports the libraries once for all cases; its one line on stderr."""
+
+    def run_script(script: str, *flags: object) -> str:
+        path, *more = script.split()
+        monkeypatch.setattr(sys, "argv", [path, *more, *map(str, flags)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(REPOSITORY / path), run_name="__main__")
+        assert ended.value.code == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: ")
+        assert line.count("\n") == 1
+        return line
+
+    return run_script
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["train_grpo.py", "--depths", 1], "no train task is left"),
+        (["train_grpo.py", "--group-size", 1], "--group-size 1"),
+        (["train_grpo.py", "--init", "no/such/run"], "does not exist"),
+        (["train_grpo.py", "--init", "tinker://model_1/sampler_weights/x"], "not a training state"),
+        (["evaluate.py", "--tasks", "textcraft_synth.val.99999"], "no task 'textcraft_synth.val.99999'"),
+        (["evaluate.py", "--model", "no/such/folder"], "no/such/folder"),
+        (["evaluate.py", "--base-url", "http://127.0.0.1:9"], "no Tinker server answers"),
+        (["train_sft.py", "--data", "no-such-file.jsonl"], "cannot read no-such-file.jsonl"),
+        (["train_sft.py", "--data", str(REPOSITORY / "pyproject.toml")], "pyproject.toml, line 1: not JSON"),
+        (["train_sft.py", "--data", str(REPOSITORY / "pyproject.toml"), "--epochs", 0], "--epochs"),
+    ],
+)
+def test_what_a_user_gets_wrong_ends_in_one_line(flags: Sequence[object], message: str, refused, tmp_path: Path):
+    assert message in refused(*flags, "--run-dir", tmp_path / "run")
+
+
+def test_directories_in_use_and_empty_evaluations_are_refused(refused, sft_run: Path, tmp_path: Path):
+    (tmp_path / "notes.txt").touch()
+    assert "not empty" in refused("evaluate.py", "--run-dir", tmp_path)
+    assert "already holds a run" in refused("train_grpo.py", "--run-dir", sft_run)
+    assert "would delete the state" in refused(
+        "evaluate.py", "--run-dir", sft_run, "--checkpoint", sft_run, "--overwrite"
+    )
+    assert "holds no episodes" in refused("evaluate.py report", tmp_path)
+
+
+def test_an_unknown_flag_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--run-dir", "x", "--no-such-flag"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "evaluate.py"), run_name="__main__")
+    assert ended.value.code == 2
+
+
+GOOD = {"role": "assistant", "content": "<tool>finish()</tool>"}
+OPENING = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{}", 'no "messages"'),
+        ({"messages": OPENING}, "roles must be"),
+        ({"messages": [*OPENING, GOOD, GOOD]}, "roles must be"),
+        ({"messages": [*OPENING, {"role": "assistant"}]}, '"content"'),
+        ({"messages": [*OPENING, GOOD | {"weight": 0.5}]}, '"weight" 0.5'),
+        ({"messages": [*OPENING, GOOD | {"weight": 0}]}, "no reply is trained on"),
+        ({"task_id": "textcraft_synth.val.1", "messages": [*OPENING, GOOD]}, "is a val task"),
+    ],
+)
+def test_a_bad_demonstration_is_named_by_its_line(row, message: str, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    text = row if isinstance(row, str) else json.dumps(row)
+    path.write_text(json.dumps({"messages": [*OPENING, GOOD]}) + "\n" + text + "\n")
+    with pytest.raises(train_sft.UserError, match="line 2: ") as caught:
+        read_demonstrations(path)
+    assert message in str(caught.value)
