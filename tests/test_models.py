@@ -70,6 +70,7 @@ def test_a_conversion_that_fails_leaves_no_half_model(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_smollm2_starts_samples_stops_and_takes_a_training_step(tmp_path):
     """Minutes on a CPU, and needs the extra `smollm2`."""
     with connect(BackendConfig(model="smollm2"), tmp_path, rank=8) as backend:
