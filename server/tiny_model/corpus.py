@@ -8,7 +8,8 @@ from another world than the benchmark's and renames all items at random, so that
 
 import json
 import random
-from collections.abc import Callable, Iterable
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from textcraft.episode import Episode
@@ -25,10 +26,13 @@ Message = tuple[str, str]  # role, text
 Chat = list[Message]
 
 
-def chats(rng: random.Random) -> Iterable[Chat]:
-    """An endless stream of training chats, two of five of them transcripts."""
+def chats(rng: random.Random, copy_share: float = 0.05) -> Iterable[Chat]:
+    """An endless stream of training chats: `copy_share` of them copy any text, two of five others are transcripts."""
     while True:
-        yield transcript(rng) if rng.random() < 0.4 else drill_chat(rng)
+        if rng.random() < copy_share:
+            yield copy_chat(rng)
+        else:
+            yield transcript(rng) if rng.random() < 0.4 else drill_chat(rng)
 
 
 # ---------------------------------------------------------------------------------------------------- fresh worlds
@@ -270,6 +274,25 @@ def drill_chat(rng: random.Random) -> Chat:
     return chat
 
 
+def copy_chat(rng: random.Random) -> Chat:
+    """Copies of any text at all. A token that the base model never saw can not be learnt through LoRA later."""
+    chat: Chat = [("system", rng.choice([SYSTEM_PROMPT, DRILL_SYSTEM_PROMPT]))]
+    for _ in range(rng.randint(5, 15)):
+        text = _any_text(rng)
+        chat += [("user", f"Repeat: {text}"), ("assistant", text)]
+    return chat
+
+
+def _any_text(rng: random.Random) -> str:
+    count = rng.randint(2, 8)
+    if rng.random() < 0.3:
+        return " ".join(rng.choices(SYSTEM_PROMPT.split(), k=count))
+    alphabet: Sequence[str] = rng.choice([string.ascii_lowercase, string.ascii_letters, string.printable])
+    if rng.random() < 0.1:
+        alphabet = [chr(rng.randrange(0xA1, 0xD7FF)) for _ in range(8)]
+    return " ".join("".join(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(count))
+
+
 def _recipe_line(world: World, item: str) -> str:
     recipe = world.recipes[item]
     return f"{item}: " + json.dumps({"ingredients": recipe.ingredients, "result_count": recipe.result_count})
@@ -420,7 +443,6 @@ def plain_recipes(sheet: Sheet) -> Message:
 DRILLS: tuple[Drill, ...] = (
     *(add, running_sum, multiply, round_up, repeat, without_first, next_name, names_after, times, plain_recipes),
     *(
-        repeat_text,
         recipe_of,
         yield_of,
         batches_of,

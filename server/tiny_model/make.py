@@ -52,6 +52,7 @@ class Config:
     decay: float = 0.3  # share of the steps, at the end, in which the learning rate falls to 0
     log_every: int = 100  # steps
     workers: int = 14  # processes that write chats
+    copy_share: float = 0.05  # of the chats: those that copy any text
     vocabulary: int = 640
     hidden: int = 192
     layers: int = 6
@@ -101,16 +102,17 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # ids [B, T] int64, weights [B, T] fl
 class Batches(torch.utils.data.IterableDataset[Batch]):
     """Batches of chats of similar length; each worker has a random stream of its own, so their order is fixed."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, tokens_per_step: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, seed: int, tokens_per_step: int, copy_share: float) -> None:
         self.tokenizer = tokenizer
         self.seed = seed
         self.tokens_per_step = tokens_per_step
+        self.copy_share = copy_share
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
         rng = random.Random(f"{self.seed}/{worker.id if worker else 0}")
         waiting: dict[int, list[tuple[list[int], list[float]]]] = {length: [] for length in LENGTHS}
-        for chat in chats(rng):
+        for chat in chats(rng, self.copy_share):
             ids, weights = encode(self.tokenizer, chat)
             length = next((length for length in LENGTHS if len(ids) <= length), LENGTHS[-1])
             waiting[length].append((ids[:length], weights[:length]))
@@ -181,7 +183,7 @@ def train(config: Config, tokenizer: Tokenizer, console: Console) -> Qwen3ForCau
         fused=config.device == "cuda",
     )
     loader = torch.utils.data.DataLoader(
-        Batches(tokenizer, config.seed + 1, config.tokens_per_step),
+        Batches(tokenizer, config.seed + 1, config.tokens_per_step, config.copy_share),
         batch_size=None,
         num_workers=config.workers,
         prefetch_factor=8 if config.workers else None,

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The post's four models at the scale of a laptop: base, GRPO alone, SFT, SFT then GRPO. Needs Python 3.12 and no GPU.
+# Every stage is one of the project's commands, printed before it runs; results go to a new folder under runs/.
+set -euo pipefail
+cd "$(dirname "$0")"
+source server/install.sh tinker jax
+
+out=runs/quickstart-$(date +%Y%m%d-%H%M%S)
+mkdir -p "$out"
+timings=()
+
+stage() { # name, command...
+  local name=$1 started=$SECONDS
+  shift
+  printf '\n== %s\n+ %s\n' "$name" "$*"
+  uv run --no-sync "$@"
+  timings+=("$(printf '%5d s  %s' $((SECONDS - started)) "$name")")
+}
+
+# 36 val tasks of each depth: 72 easy ones (2-3), and 36 of depth 4, harder than any task that is trained on.
+play="--depths 2 3 4 --limit 108 --max-turns 30 --max-reply-tokens 176"
+grpo="--groups 6 --group-size 8 --lr 3e-4 --max-turns 20 --max-reply-tokens 128"
+
+stage "demonstrations of all train easy tasks" \
+  python -m sft_data --round 2 --recovery 0 --count 588 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
+stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 5 $grpo
+stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
+stage "SFT: train" \
+  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 8 --lr 3e-3 --held-out 16
+stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
+stage "SFT then GRPO: train" python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 6 $grpo
+stage "SFT then GRPO: evaluate" python evaluate.py --run-dir "$out/eval/sft_grpo" --checkpoint "$out/sft_grpo" $play
+
+printf '\n== val easy (depth 2-3)\n'
+uv run --no-sync python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 2 3
+printf '\n== val depth 4, harder than any task trained on\n'
+uv run --no-sync python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 4
+printf '\nTime of each stage:\n'
+printf '%s\n' "${timings[@]}" "$(printf '%5d s  all' "$SECONDS")"
