@@ -21,7 +21,7 @@ from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.evaluation import comparison_table, summarize, summarize_by_depth, summary_table
-from tinker_client.rollout import PlayConfig, play, sync_policy
+from tinker_client.rollout import PlayConfig, Policy, play
 from tinker_client.run_dir import RunDir, append_rows, read_rows, resolve_state, write_json
 from tinker_client.tasks import select_tasks
 
@@ -92,7 +92,7 @@ def main(config: Config) -> None:
             seed=config.seed,
         )
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
-        policy = sync_policy(backend, model, version=0)
+        policy = Policy(backend.sampling_client(model), version=0)
         episodes = play(
             tasks,
             config.rollouts,

@@ -39,15 +39,15 @@ def succeeds(script: str, *flags: object) -> str:
 @pytest.fixture(scope="module")
 def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "demonstrations.jsonl"
-    succeeds("-m sft_data", "--depths", 2, "--count", 20, "--recovery", 0, "--wording", "terse", "--out", path)
+    succeeds("-m sft_data", "--depths", 2, "--count", 12, "--recovery", 0, "--wording", "terse", "--out", path)
     return path
 
 
 @pytest.fixture(scope="module")
 def sft_run(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of train_sft.py on 16 demonstrations, with 4 held out."""
+    """A run of train_sft.py on 8 demonstrations, with 4 held out."""
     path = tmp_path_factory.mktemp("runs") / "sft"
-    flags = ["--rank", 8, "--lr", 3e-3, "--epochs", 2, "--held-out", 4]
+    flags = ["--rank", 8, "--lr", 3e-3, "--epochs", 2, "--batch-size", 4, "--held-out", 4]
     stdout = succeeds("train_sft.py", "--data", demonstrations, "--run-dir", path, *flags)
     assert stdout.count("\nstep ") + stdout.startswith("step ") == 4
     return path
@@ -66,7 +66,7 @@ def test_sft_lowers_the_loss_and_writes_down_what_it_did(sft_run: Path):
 
 
 def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demonstrations: Path, tmp_path: Path):
-    config = train_sft.Config(data=demonstrations, run_dir=tmp_path, held_out=4)
+    config = train_sft.Config(data=demonstrations, run_dir=tmp_path, batch_size=4, held_out=4)
     with connect(BackendConfig(), tmp_path, init=resolve_state(str(sft_run))) as backend:
         chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
@@ -119,7 +119,7 @@ def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path
 
 
 def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Path, tmp_path: Path):
-    flags = ["--tasks", *TASK_IDS, "--max-turns", 2, "--max-reply-tokens", 16, "--temperature", 0]
+    flags = ["--tasks", *TASK_IDS, "--max-turns", 3, "--max-reply-tokens", 32]
     stdout = succeeds("evaluate.py", "--run-dir", tmp_path / "base", *flags)
     assert "depth 2" in stdout
     succeeds("evaluate.py", "--run-dir", tmp_path / "sft", "--checkpoint", sft_run, *flags)
