@@ -18,6 +18,7 @@ from typing import Literal
 
 import tinker
 import tyro
+from rich.console import Console
 from rich.progress import Progress
 
 from tinker_client.backend import Backend, BackendConfig, connect
@@ -66,7 +67,11 @@ def main(config: Config) -> None:
     if config.held_out >= len(chats):
         raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite)
-    with connect(config.backend, config.run_dir, rank=config.rank) as backend, Progress(transient=True) as progress:
+    console = Console(highlight=False, soft_wrap=True)
+    with (
+        connect(config.backend, config.run_dir, rank=config.rank) as backend,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
         run.record_server(backend.server)
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
         demonstrations = tokenize(chats, template, backend.context_length)
@@ -99,7 +104,7 @@ def main(config: Config) -> None:
                 step += 1
                 run.log_metrics(step, metrics)
                 progress.update(bar, advance=1)
-                progress.console.print(summary_line(step, steps, metrics), highlight=False, soft_wrap=True)
+                console.print(summary_line(step, steps, metrics))
             run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"), epoch=epoch)
     print(
         f"saved: go on from it with train_grpo.py --init {config.run_dir} or evaluate.py --checkpoint {config.run_dir}"

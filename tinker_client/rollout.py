@@ -1,8 +1,10 @@
 """Rollouts: many episodes in flight at once, each turn sampled through Tinker.
 
-Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. SkyRL's JAX
-backend takes what is pending, up to its batch size, and decodes until the last of the batch stops; there, as long as
-more episodes are in flight than a batch holds, one part plays its turns while the other is sampled (measured: README).
+Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. It suits
+SkyRL's JAX backend too, which takes what is pending, up to its batch size, and decodes until the last of the batch
+stops: while one batch is sampled, the episodes of the one before play their turns and queue up for the next. In
+lock-step, all episodes submitting their turns at once, the server's first look finds only a part of a wave and fills
+the batch up with rows that cost as much as real ones: 5 to 15 % slower (32 episodes, batches of 16, 2 busy cores).
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tinker
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from textcraft import Episode, Task
@@ -133,13 +136,16 @@ def play(
     A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
     Raises UserError if the server fails every episode.
     """
+    console = Console()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
         TimeElapsedColumn(),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         bar = _Bar(progress, label, len(tasks) * rollouts)
 
