@@ -17,10 +17,10 @@ from tests.conftest import RANK
 from tinker_client import server as server_module
 from tinker_client import watchdog
 from tinker_client.backend import Backend, BackendConfig, connect
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerStoppedError, UserError
 from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import SavedState
-from tinker_client.server import LocalServer, ServerStoppedError, forget_requests
+from tinker_client.server import LocalServer, forget_requests
 
 TOKENS = list(range(20, 60))
 

@@ -1,4 +1,4 @@
-"""How a script ends when its user, not its code, has to do something."""
+"""How a script ends when something outside its code went wrong: in one line, without a traceback."""
 
 import sys
 from collections.abc import Iterator
@@ -8,18 +8,23 @@ from rich.console import Console
 from rich.markup import escape
 
 EXIT_USER_ERROR = 2
+EXIT_SERVER_STOPPED = 3
 
 
 class UserError(Exception):
     """Something that the user can put right. The message is one line that says what is wrong and what to do."""
 
 
+class ServerStoppedError(Exception):
+    """The local server ended by itself. The message is one line with the cause and the log's path."""
+
+
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turn a UserError into `error: <its line>` on stderr and exit status 2, without a traceback."""
+    """Turn a UserError (exit status 2) or a ServerStoppedError (3) into `error: <its line>` on stderr."""
     try:
         yield
-    except UserError as error:
+    except (UserError, ServerStoppedError) as error:
         line = " ".join(str(error).split())
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(line)}")
-        sys.exit(EXIT_USER_ERROR)
+        sys.exit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_SERVER_STOPPED)

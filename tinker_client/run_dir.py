@@ -98,7 +98,7 @@ class RunDir:
             raise UserError(f"{path} is not empty and not a run directory: give another one")
         if is_run and not resume:
             if not overwrite:
-                raise UserError(f"{path} already holds a run: go on with --resume, replace it with --overwrite")
+                raise UserError(f"{path} already holds a run: name another directory, or replace it with --overwrite")
             if init is not None and init.run_dir is not None and init.run_dir.resolve() == path.resolve():
                 raise UserError(f"--overwrite would delete the state that this run starts from in {path}")
             _delete_run(path)

@@ -18,7 +18,7 @@ from typing import Self
 
 from rich.console import Console
 
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerStoppedError, UserError
 from tinker_client.models import cache_dir
 from tinker_client.run_dir import TRAINING_PATH
 
@@ -27,10 +27,6 @@ START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 # The engine's log line between loading the model and its first request. The API answers its health check long before.
 ENGINE_READY = b"Starting background engine"
-
-
-class ServerStoppedError(Exception):
-    """The local server ended by itself. The message is one line with the cause and the log's path."""
 
 
 class LocalServer:

@@ -205,6 +205,22 @@ def train(config: Config, tokenizer: Tokenizer, console: Console) -> Qwen3ForCau
     return model
 
 
+@torch.no_grad()
+def separate_collapsed(model: Qwen3ForCausalLM, seed: int) -> int:
+    """Tell apart the tokens that no chat ever used; returns how many there are.
+
+    Training pushes the embeddings of unused tokens all the same way, until they are one vector. LoRA, which leaves the
+    (tied) embeddings alone, could then never learn to write one of them and not the others. Half of each is redrawn.
+    """
+    embeddings = model.get_input_embeddings().weight
+    directions = torch.nn.functional.normalize(embeddings, dim=1)
+    collapsed = ((directions @ directions.T) > 0.99).sum(dim=1) > 1
+    noise = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(seed)).to(embeddings)
+    noise *= embeddings.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True)
+    embeddings[collapsed] = ((embeddings + noise) / math.sqrt(2))[collapsed]
+    return int(collapsed.sum())
+
+
 def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Weights in float32 (sampler and trainer then agree), tokenizer and template, as Hugging Face lays a model out."""
     out.mkdir(parents=True, exist_ok=True)
@@ -228,6 +244,7 @@ def main(config: Config) -> None:
     else:
         tokenizer = train_tokenizer(config.seed, config.vocabulary)
     model = train(config, tokenizer, console)
+    console.print(f"separated {separate_collapsed(model, config.seed)} collapsed embeddings")
     save(model, tokenizer, config.out)
     console.print(f"wrote {config.out}, {sum(p.numel() for p in model.parameters()):,} parameters")
 
