@@ -18,18 +18,19 @@ stage() { # name, command...
 }
 
 # 36 val tasks of each depth: 72 easy ones (2-3), and 36 of depth 4, harder than any task that is trained on.
-play="--depths 2 3 4 --limit 108 --max-turns 30 --max-reply-tokens 176"
-grpo="--groups 6 --group-size 8 --lr 3e-4 --max-turns 20 --max-reply-tokens 128"
+# 16 turns are more than the longest ideal run of an easy task (12) and enough for most of depth 4 (median 15).
+play="--depths 2 3 4 --limit 108 --max-turns 16 --max-reply-tokens 128"
+grpo="--groups 4 --group-size 8 --lr 5e-4 --max-turns 12 --max-reply-tokens 128"
 
-stage "demonstrations of all train easy tasks" \
-  python -m sft_data --round 2 --recovery 0 --count 588 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+stage "demonstrations from train easy" \
+  python -m sft_data --round 2 --recovery 0 --count 264 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
 stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
-stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 5 $grpo
+stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 3 $grpo
 stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
 stage "SFT: train" \
-  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 8 --lr 3e-3 --held-out 16
+  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8
 stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
-stage "SFT then GRPO: train" python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 6 $grpo
+stage "SFT then GRPO: train" python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 3 $grpo
 stage "SFT then GRPO: evaluate" python evaluate.py --run-dir "$out/eval/sft_grpo" --checkpoint "$out/sft_grpo" $play
 
 printf '\n== val easy (depth 2-3)\n'
