@@ -93,6 +93,6 @@ TERSE = Wording(
     miscounted="{item} {sum} not {total}",
     retry="retry",
 )
-"""The same thinking in as few tokens as it takes, for models so small that every token is a chance to err."""
+"""The same thinking in fewer tokens, for models so small that every token is a chance to err."""
 
 WORDINGS = {"post": POST, "terse": TERSE}
