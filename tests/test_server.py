@@ -210,8 +210,10 @@ def is_engine(process: psutil.Process) -> bool:
 
 # A tree as `uv run` makes it, of which the youngest ignores every signal that can be ignored.
 STUBBORN = "trap '' TERM INT HUP; sleep 1000 & exec sleep 1000"
+# Whoever runs the tests in the background of a shell hands down an ignored SIGINT, which a script in front never has.
 HOLDER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 watchdog = subprocess.Popen(
     [sys.executable, sys.argv[1], "sh", "-c", sys.argv[2]], stdin=subprocess.PIPE, start_new_session=True
 )
