@@ -89,6 +89,7 @@ def main(config: Config) -> None:
             max_reply_tokens=config.max_reply_tokens,
             temperature=config.temperature,
             context_length=backend.context_length,
+            turns_in_flight=backend.turns_in_flight,
             seed=config.seed,
         )
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
@@ -103,7 +104,6 @@ def main(config: Config) -> None:
             label="evaluating",
             check_alive=backend.check_alive,
         )
-        backend.release(model)
     rows = [episode.row() for episode in episodes]
     append_rows(config.run_dir / "episodes.jsonl", rows)
     overall, by_depth = summarize(rows), summarize_by_depth(rows)

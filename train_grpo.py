@@ -95,6 +95,7 @@ def main(config: Config) -> None:
             max_reply_tokens=config.max_reply_tokens,
             temperature=config.temperature,
             context_length=backend.context_length,
+            turns_in_flight=backend.turns_in_flight,
             seed=config.seed,
         )
         if backend.init_state_path:
@@ -136,7 +137,6 @@ def main(config: Config) -> None:
             console.print(summary_line(step, config.steps, metrics))
             if step % config.save_every == 0 or step == config.steps:
                 run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
-        backend.release(trainer)
     console.print(f"saved: evaluate it with evaluate.py --checkpoint {config.run_dir}")
 
 

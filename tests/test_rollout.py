@@ -20,7 +20,9 @@ from tinker_client.rollout import EpisodeRecord, PlayConfig, Policy, play, turn_
 from train_grpo import group_advantages
 
 TASKS = load_tasks("train", "easy", [2])[:3]
-PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
+PLAYING = PlayConfig(
+    max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, turns_in_flight=None, seed=7
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,9 @@ def test_every_prompt_extends_the_one_before_by_the_reply_and_its_observation(te
 
 def test_all_episodes_are_in_flight_at_once_each_with_its_own_seed(template):
     sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>", together=len(TASKS) * 2)
-    playing = PlayConfig(max_turns=3, max_reply_tokens=64, temperature=0.7, context_length=4096, seed=7)
+    playing = PlayConfig(
+        max_turns=3, max_reply_tokens=64, temperature=0.7, context_length=4096, turns_in_flight=None, seed=7
+    )
     episodes = run(template, sampler, playing)  # would hang if an episode waited for another
     assert {e.end for e in episodes} == {"out_of_turns"}
     seeds = [params.seed for _, params in sampler.asked]
@@ -114,7 +118,9 @@ def test_all_episodes_are_in_flight_at_once_each_with_its_own_seed(template):
 
 def test_a_reply_at_the_token_cap_is_cut_off_and_closed(template):
     sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>" * 20)
-    playing = PlayConfig(max_turns=2, max_reply_tokens=8, temperature=1.0, context_length=4096, seed=0)
+    playing = PlayConfig(
+        max_turns=2, max_reply_tokens=8, temperature=1.0, context_length=4096, turns_in_flight=None, seed=0
+    )
     (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
     assert [turn.cut_off for turn in episode.turns] == [True, True]
     assert episode.conversation.action_tokens == 16
@@ -124,7 +130,9 @@ def test_a_reply_at_the_token_cap_is_cut_off_and_closed(template):
 def test_an_episode_without_room_ends_as_out_of_context(template):
     sampler = Sampler(template, lambda text, turn: "x" * 40)
     opening = len(template.opening(Episode(TASKS[0]).messages))
-    playing = PlayConfig(max_turns=20, max_reply_tokens=64, temperature=1.0, context_length=opening + 70, seed=0)
+    playing = PlayConfig(
+        max_turns=20, max_reply_tokens=64, temperature=1.0, context_length=opening + 70, turns_in_flight=None, seed=0
+    )
     (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
     assert episode.end == "out_of_context"
     assert episode.reward == 0.0

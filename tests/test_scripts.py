@@ -150,7 +150,9 @@ def test_the_actions_of_an_episode_are_the_tokens_that_the_server_sampled(backen
     template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
     policy = sync_policy(backend, adapter, version=0)
     recorder = Recorder(policy.client)
-    playing = PlayConfig(max_turns=3, max_reply_tokens=16, temperature=1.0, context_length=2048, seed=0)
+    playing = PlayConfig(
+        max_turns=3, max_reply_tokens=16, temperature=1.0, context_length=2048, turns_in_flight=None, seed=0
+    )
     (episode,) = play(
         load_tasks("train", "easy")[:1], 1, rollout.Policy(recorder, 0), template, playing, step=0, label="test"
     )

@@ -1,0 +1,54 @@
+"""`python -m tinker_client serve`: a local server that outlives the scripts that use it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import tyro
+
+from tinker_client import models
+from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.server import LocalServer
+
+
+def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, stop_with_parent: bool = False) -> None:
+    """Serve a model on this machine's CPU until Ctrl-C. Prints the URL for --base-url once it is ready.
+
+    Saves a start of the server, and its compilations, for each script. With it, give the scripts
+    `--loss-reduction sequence_mean --turns-in-flight 32`, which they know by themselves of a server that they start.
+
+    Args:
+        run_dir: The server's database, checkpoints and log go to `server/` in it; earlier ones are taken up again.
+        model: tiny, smollm2 or a directory.
+        rank: The highest LoRA rank to be asked for.
+        port: Port of 127.0.0.1; 0 takes any that is free.
+        stop_with_parent: Stop too when the process that started this one has ended.
+    """
+    if rank < 1 or not 0 <= port < 65536:
+        raise UserError("--rank starts at 1 and --port lies between 0 and 65535")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave through the context manager
+    parent = os.getppid()
+    try:
+        with LocalServer(run_dir / "server", models.local_model_dir(model), max_rank=rank, port=port) as server:
+            server.wait_until_ready()
+            print(server.base_url, flush=True)
+            while not (stop_with_parent and os.getppid() != parent):
+                server.check_alive()
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
+
+
+def main() -> None:
+    with exit_on_user_error():
+        tyro.extras.subcommand_cli_from_dict(
+            {"serve": serve},
+            prog="python -m tinker_client",
+            description="The server side of the scripts.",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+
+
+if __name__ == "__main__":
+    main()
