@@ -8,9 +8,9 @@ Without --base-url it starts SkyRL's server with the tiny model on this machine'
 A step takes the `groups` next tasks of the plan, each played `group_size` times, and makes one optimizer step on all
 of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/scheduler.py).
 How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
-- the advantage is the reward minus the group's mean, not divided by its standard deviation (Dr. GRPO, Liu et al. 2025);
-- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (Dr. GRPO). Groups without
-  signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes played for the step;
+- the advantage is the reward minus the group's mean, not divided by the standard deviation (Dr. GRPO, Liu et al. 2025);
+- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (Dr. GRPO). Groups
+  without signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes of the step;
 - a step in which no group has a signal makes no optimizer step: Adam would move on its momentum alone;
 - no KL term to a reference policy, and one optimizer step a batch, so that clipping acts on stale turns only;
 - the importance ratio is between the trainer and the policy that sampled the token, by the sampler's own logprobs; an
@@ -170,7 +170,9 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
                 groups = rollouts.next_step()
                 received = time.monotonic()
                 run.log_episodes(f"step_{step:06d}", [episode.row() for group in groups for episode in group])
-                metrics = train_on(groups, rollouts, backend, trainer, config, advantages)
+                metrics = train_on(
+                    groups, rollouts, backend=backend, trainer=trainer, config=config, advantages=advantages
+                )
                 ended = time.monotonic()
                 metrics |= {
                     "time/wait": received - started,
@@ -194,6 +196,7 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
 def train_on(
     groups: Sequence[Sequence[EpisodeRecord]],
     rollouts: Rollouts,
+    *,
     backend: Backend,
     trainer: tinker.TrainingClient,
     config: Config,

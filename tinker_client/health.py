@@ -63,7 +63,7 @@ def sampler_mismatch(rows: Sequence[Row]) -> Finding:
     if divergence < 0.01:
         return None
     return (
-        f"before any update the sampler's and the trainer's logprobs already differ (KL {divergence:.3g} instead of about 0)",
+        f"before any update sampler and trainer already give other logprobs (KL {divergence:.3g}, about 0 expected)",
         "Both must run the same weights: check that the server syncs the adapter (merge_lora false on Megatron), that "
         "--tokenizer is the model's, and the server's temperature",
     )
