@@ -201,6 +201,8 @@ def test_the_gate_lets_turns_finish_before_an_update_and_holds_back_the_others()
     begins = next(time for time, what in events if what == "update begins")
     ends = next(time for time, what in events if what == "update ends")
     assert begins == pytest.approx(4)  # the turn of a that was begun at 2
-    assert not [event for event in events if begins <= event[0] < ends and not event[1].startswith(("update", "a ends"))]
+    assert not [
+        event for event in events if begins <= event[0] < ends and not event[1].startswith(("update", "a ends"))
+    ]
     assert sum(what.endswith("ends") for _, what in events) == 7  # every turn took place
     assert busy == pytest.approx(events[-1][0] - 10)
