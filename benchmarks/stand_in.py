@@ -1,6 +1,6 @@
 """A stand-in for a Tinker server that takes fixed times for everything, so that what is measured is the client.
 
-    python benchmarks/stand_in.py --port 8123
+    python benchmarks/stand_in.py --port 8765
 
 It speaks as much of the protocol as train_grpo.py and evaluate.py ask for (SkyRL 0.4.0, tinker 0.25). Its model, called
 stand-in, replies with a look at the inventory and now and then with finish(), decided by the sampling seed; its trainer
@@ -38,7 +38,7 @@ LOOK, FINISH = f"{THOUGHTS}<tool>view_inventory()</tool>", f"{THOUGHTS}<tool>fin
 class Config:
     """The times that things take, in seconds."""
 
-    port: int = 8123
+    port: int = 8765
     turn_s: float = 0.5
     """One reply, from when it begins."""
     slots: int = 128
