@@ -120,20 +120,20 @@ def timed_play(policy: Policy, template: ChatTemplate, episodes: int, count: int
     return seconds / episodes, len(played[0].conversation.tokens)
 
 
-def steps(steps: int = 8, groups: int = 8, group_size: int = 4, turn_s: float = 0.4, train_s: float = 4.0) -> None:
-    """Time per optimizer step of train_grpo.py; the ratio is that over the larger of sampling time and training time.
+def steps(steps: int = 20, groups: int = 8, group_size: int = 4, turn_s: float = 0.2, train_s: float = 2.0) -> None:
+    """Time per optimizer step of train_grpo.py, and its ratio to the larger of sampling time and training time.
 
-    Sampling and training time are those of the synchronous run; the server samples all episodes of a step at once.
+    Sampling time is that of a server whose slots never idle: the turns of a step times their length, over the slots.
+    It has slots for the episodes of one step.
 
     Args:
-        steps: Optimizer steps of a run; the first one and the last ones are left out of the means.
+        steps: Optimizer steps of a run; the means are over the middle half, where neither end of the run is felt.
         groups: Groups a step.
         group_size: Episodes of a group.
         turn_s: Seconds of a reply.
-        train_s: Seconds of a forward_backward.
+        train_s: Seconds of a forward_backward; the rest of an update takes 0.6 s.
     """
-    table = Table("--max-staleness", "weights", "step", "waiting", "training", "staleness", "ratio")
-    larger = 0.0
+    table = Table("--max-staleness", "weights", "step", "waiting", "training", "sampling", "staleness", "ratio")
     flags = ("--turn-s", turn_s, "--slots", groups * group_size, "--forward-backward-s", train_s)
     with stand_in(*flags) as backend, tempfile.TemporaryDirectory() as directory:
         for name, max_staleness, shared in (("sync", 0, False), ("ahead", 4, False), ("shared", 4, True)):
@@ -150,16 +150,18 @@ def steps(steps: int = 8, groups: int = 8, group_size: int = 4, turn_s: float = 
             )
             with patch("train_grpo.Rollouts", shared_rollouts) if shared else nullcontext():
                 train_grpo.main(config, advantages=alternating)
-            rows = read_rows(config.run_dir / "metrics.jsonl")[1 : steps - 2]
-            step, wait, train, stale = (
+            rows = read_rows(config.run_dir / "metrics.jsonl")[steps // 4 : -steps // 4]
+            step, wait, train, turns, stale = (
                 fmean(row[metric] for row in rows)
-                for metric in ("time/step", "time/wait", "time/train", "staleness/mean")
+                for metric in ("time/step", "time/wait", "time/train", "episode/turns", "staleness/mean")
             )
-            larger = larger or max(wait, train)
-            weights = "shared" if shared else "own"
-            seconds = (f"{value:.2f} s" for value in (step, wait, train))
-            table.add_row(str(max_staleness), weights, *seconds, f"{stale:.1f}", f"{step / larger:.2f}")
-    Console().print(table)
+            sampling = turns * turn_s  # episodes and slots are as many
+            if not shared:
+                alone = train  # with shared weights it includes the wait for turns in flight
+            seconds = (f"{value:.2f} s" for value in (step, wait, train, sampling))
+            ratio = f"{step / max(sampling, alone):.2f}"
+            table.add_row(str(max_staleness), "shared" if shared else "own", *seconds, f"{stale:.1f}", ratio)
+    Console(width=120).print(table)
 
 
 def shared_rollouts(*values: Any, **named: Any) -> Rollouts:
