@@ -12,7 +12,7 @@ WINDOW = 3  # steps that a trend is read from: the first ones against the last o
 
 
 @dataclass(frozen=True)
-class Warning:
+class HealthWarning:
     """step: at which it began to hold. advice: what to try."""
 
     step: int
@@ -24,15 +24,15 @@ class Warning:
         return f"warning at step {self.step}, {self.name}: {self.finding}. {self.advice}"
 
 
-def check(rows: Sequence[Row]) -> list[Warning]:
+def check(rows: Sequence[Row]) -> list[HealthWarning]:
     """Every warning of a run, each where it began; one that went away and came back is there again."""
     return [warning for end in range(1, len(rows) + 1) for warning in check_last(rows[:end])]
 
 
-def check_last(rows: Sequence[Row]) -> list[Warning]:
+def check_last(rows: Sequence[Row]) -> list[HealthWarning]:
     """The warnings that begin with the last of the rows."""
     return [
-        Warning(int(rows[-1]["step"]), name, *found)
+        HealthWarning(int(rows[-1]["step"]), name, *found)
         for name, rule in RULES.items()
         if (found := rule(rows)) and not (len(rows) > 1 and rule(rows[:-1]))
     ]

@@ -79,8 +79,8 @@ class TurnRecord:
 class EpisodeRecord:
     """One played episode.
 
-    step: the training step it is played for; group: the index of its task within the step; episode: its index within
-    the group.
+    step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
+    episodes file says which); group: the index of its task within the step; episode: its index within the group.
     end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
     conversation: the tokens for training; stays in memory.
     """
