@@ -27,7 +27,9 @@ class Rollouts:
     """Plays the groups of a plan ahead of the steps that train on them; `Scheduler` says which may be played when.
 
     Entering starts the thread, leaving stops it and what is in play. Turns are always sampled from `policy`, which the
-    main thread replaces after an update.
+    main thread replaces after an update. A turn in flight meanwhile keeps the version it began with, the oldest that
+    can have sampled it: vLLM swaps SkyRL's adapter in the middle of a reply. Its logprobs are those of the weights that
+    sampled each token.
     steps, max_staleness, in_play: of `Scheduler`. group_size: episodes of a task.
     max_groups: play up to so many groups a step until it has the plan's number of groups with signal; None: no more.
     shared_weights: the backend samples from the weights in training, so nothing may be in flight during an update.
