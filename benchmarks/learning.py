@@ -40,9 +40,9 @@ class Config:
     """What all runs start from: a run directory or a tinker:// training path. Default: the base model."""
     signs: tuple[int, ...] = (1, -1, 0)
     """Factors on the advantages."""
-    steps: int = 30
+    steps: int = 20
     """Optimizer steps of a run."""
-    groups: int = 8
+    groups: int = 4
     """Tasks per step."""
     group_size: int = 8
     """Episodes of each task."""
