@@ -1,4 +1,4 @@
-"""`python -m tinker_client serve`: a local server that outlives the scripts that use it."""
+"""`python -m tinker_client serve` and `health`: a server that outlives the scripts, and a look at a run."""
 
 import os
 import signal
@@ -6,9 +6,12 @@ import time
 from pathlib import Path
 
 import tyro
+from rich.console import Console
 
 from tinker_client import models
 from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.health import check
+from tinker_client.run_dir import read_rows
 from tinker_client.server import LocalServer
 
 
@@ -40,12 +43,29 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
         pass
 
 
+def health(run_dir: tyro.conf.Positional[Path]) -> None:
+    """What a GRPO run's metrics warn of, and what to try. The run may be finished or going on.
+
+    Args:
+        run_dir: A run directory of train_grpo.py.
+    """
+    rows = read_rows(run_dir / "metrics.jsonl")
+    if not any("group/mixed" in row for row in rows):
+        raise UserError(f"{run_dir} holds no metrics of train_grpo.py: give its run directory")
+    warnings = check(rows)
+    console = Console(highlight=False, soft_wrap=True)
+    for warning in warnings:
+        console.print(str(warning), style="yellow", markup=False)
+    if not warnings:
+        console.print(f"nothing to warn of in {len(rows)} steps", markup=False)
+
+
 def main() -> None:
     with exit_on_user_error():
         tyro.extras.subcommand_cli_from_dict(
-            {"serve": serve},
+            {"serve": serve, "health": health},
             prog="python -m tinker_client",
-            description="The server side of the scripts.",
+            description="A server for the scripts, and what a run's metrics warn of.",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
 

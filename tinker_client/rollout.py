@@ -1,17 +1,13 @@
 """Rollouts: many episodes in flight at once, each turn sampled through Tinker.
 
-Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. SkyRL's JAX
-backend samples in fixed batches, pads each to its longest prompt and reads every prompt anew at each turn. `TurnGate`
-suits it: it keeps one batch waiting while another is sampled, and fills it with the shortest prompts there are.
+Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. What the
+server is asked for at once, and in which order, is up to the `Gate` before it.
 """
 
 import asyncio
 import hashlib
-import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
 from typing import Any
 
 import tinker
@@ -22,6 +18,7 @@ from textcraft import Episode, Task
 from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import UserError
+from tinker_client.gate import Gate
 from tinker_client.waiting import while_alive
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
@@ -35,6 +32,17 @@ class Policy:
     client: tinker.SamplingClient
     version: int
 
+    async def sample(
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams
+    ) -> tuple[tinker.SampledSequence, int]:
+        """One reply, and the version that sampled it. Raises whatever the SDK raises, or TimeoutError."""
+        future = self.client.sample(prompt, num_samples=1, sampling_params=params)
+        response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
+        return response.sequences[0], self.version
+
+
+Sample = Callable[[tinker.ModelInput, tinker.SamplingParams], Awaitable[tuple[tinker.SampledSequence, int]]]
+
 
 @dataclass(frozen=True)
 class PlayConfig:
@@ -42,16 +50,16 @@ class PlayConfig:
 
     max_turns: the budget of an episode. max_reply_tokens: the cap of one reply.
     context_length: the longest prompt and reply together; an episode without room for one more token ends there.
-    turns_in_flight: how many turns the server is asked for at once; None for no limit.
     seed: all sampling seeds of a run derive from it.
+    turns_in_flight: how many turns the server is asked for at once, at most; None for no limit.
     """
 
     max_turns: int
     max_reply_tokens: int
     temperature: float
     context_length: int
-    turns_in_flight: int | None
     seed: int
+    turns_in_flight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ class TurnRecord:
 class EpisodeRecord:
     """One played episode.
 
-    step: the training step it is played for; group: the index of its task within the step; episode: its index within
-    the group.
+    step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
+    episodes file says which); group: the index of its task within the step; episode: its index within the group.
     end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
     conversation: the tokens for training; stays in memory.
     """
@@ -116,44 +124,6 @@ def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) 
     return Policy(client, version)
 
 
-class TurnGate:
-    """Lets at most `limit` turns through to the server at once, those with the shortest prompts first.
-
-    Shortest first keeps the episodes at like lengths, so that a batch padded to its longest prompt wastes little.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self._free = limit
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._arrival = count()
-
-    @asynccontextmanager
-    async def pass_through(self, prompt_tokens: int) -> AsyncIterator[None]:
-        """Wait for a place and hold it."""
-        if self._free is None:
-            yield
-            return
-        if self._free > 0:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (prompt_tokens, next(self._arrival), turn))
-            await turn
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        assert self._free is not None
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[-1]
-            if not turn.done():  # its episode was cancelled
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
     """The sampling seed of one turn, 31 bits: a hash, so that neighbouring turns and runs share no random numbers."""
     name = f"{seed}/{step}/{group}/{episode}/{turn}"
@@ -188,15 +158,20 @@ def play(
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar = _Bar(progress, label, len(tasks) * rollouts)
+        bar = Bar(progress, label, len(tasks) * rollouts)
 
         async def play_all() -> list[EpisodeRecord]:
-            gate = TurnGate(config.turns_in_flight)
+            gate = Gate(config.turns_in_flight)
+
+            async def sample(
+                prompt: tinker.ModelInput, params: tinker.SamplingParams
+            ) -> tuple[tinker.SampledSequence, int]:
+                async with gate.turn(prompt.length):
+                    return await policy.sample(prompt, params)
+
             work = asyncio.gather(
                 *(
-                    play_episode(
-                        task, policy, template, config, step=step, group=group, episode=episode, gate=gate, bar=bar
-                    )
+                    play_episode(task, sample, template, config, step=step, group=group, episode=episode, bar=bar)
                     for group, task in enumerate(tasks)
                     for episode in range(rollouts)
                 )
@@ -211,20 +186,22 @@ def play(
 
 async def play_episode(
     task: Task,
-    policy: Policy,
+    sample: Sample,
     template: ChatTemplate,
     config: PlayConfig,
     *,
     step: int,
     group: int,
     episode: int,
-    gate: TurnGate,
-    bar: "_Bar",
+    bar: "Bar",
 ) -> EpisodeRecord:
-    """Play one episode to its end."""
+    """Play one episode to its end. Each turn is sampled anew, so that an episode may span policy versions."""
     game = Episode(task, max_turns=config.max_turns)
     conversation = Conversation(template, game.messages)
     record = EpisodeRecord(task, step, group, episode, conversation)
+    # The prompt in pieces, one a turn, so that no turn validates again what earlier ones have sent.
+    prompt: list[tinker.EncodedTextChunk] = []
+    sent = 0
     while game.end is None:
         prompt_tokens = len(conversation.tokens)
         room = config.context_length - prompt_tokens
@@ -237,9 +214,10 @@ async def play_episode(
             seed=turn_seed(config.seed, step, group, episode, game.turns),
             stop=template.stop_token_ids,
         )
+        prompt.append(tinker.EncodedTextChunk(tokens=conversation.tokens[sent:]))
+        sent = prompt_tokens
         try:
-            async with gate.pass_through(prompt_tokens):
-                sequence = await _sample(policy.client, conversation.tokens, params)
+            sequence, version = await sample(tinker.ModelInput(chunks=prompt), params)
         except Exception as error:  # whatever the SDK raises, the other episodes go on
             record.error = f"{type(error).__name__}: {error}"
             break
@@ -253,7 +231,7 @@ async def play_episode(
                 reply=reply,
                 observation=turn.observation,
                 kind=turn.kind,
-                policy_version=policy.version,
+                policy_version=version,
                 prompt_tokens=prompt_tokens,
                 reply_tokens=len(sequence.tokens),
                 cut_off=not template.ends_reply(sequence.tokens),
@@ -267,26 +245,41 @@ async def play_episode(
     return record
 
 
-async def _sample(
-    client: tinker.SamplingClient, tokens: Sequence[int], params: tinker.SamplingParams
-) -> tinker.SampledSequence:
-    future = client.sample(tinker.ModelInput.from_ints(list(tokens)), num_samples=1, sampling_params=params)
-    response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
-    return response.sequences[0]
+class Bar:
+    """A line of progress: episodes that ended of those begun, turns, and how many were solved."""
 
-
-class _Bar:
-    """The progress of one call of `play`."""
-
-    def __init__(self, progress: Progress, label: str, episodes: int) -> None:
+    def __init__(self, progress: Progress, label: str, episodes: int = 0) -> None:
         self._progress = progress
         self._task = progress.add_task(label, total=episodes, turns=0, successes=0)
+        self._begun, self._ended = episodes, 0
         self._turns = self._solved = 0
 
+    def begin(self, label: str, *, done_with: int) -> None:
+        """Start counting under a new label, without the `done_with` episodes that the label before was about."""
+        self._begun -= done_with
+        self._ended -= done_with
+        self._turns = self._solved = 0
+        self._progress.reset(self._task)
+        self._progress.update(self._task, description=label)
+        self._show()
+
+    def expect(self, episodes: int) -> None:
+        """Count more episodes as begun."""
+        self._begun += episodes
+        self._show()
+
     def turn(self) -> None:
+        """Count a turn."""
         self._turns += 1
-        self._progress.update(self._task, turns=self._turns)
+        self._show()
 
     def episode(self, *, solved: bool) -> None:
+        """Count an episode that has ended."""
+        self._ended += 1
         self._solved += solved
-        self._progress.update(self._task, advance=1, successes=self._solved)
+        self._show()
+
+    def _show(self) -> None:
+        self._progress.update(
+            self._task, total=self._begun, completed=self._ended, turns=self._turns, successes=self._solved
+        )
