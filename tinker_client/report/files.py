@@ -1,0 +1,22 @@
+"""A report as files: tables, pictures and the page."""
+
+from pathlib import Path
+
+from tinker_client.errors import UserError
+from tinker_client.report.render import to_csv, to_markdown
+from tinker_client.report.tables import Scope, tables
+
+
+def write_report(what: Scope, folder: Path) -> None:
+    """Write tables.md, a CSV file a table, the pictures and report.html into `folder`, replacing older ones.
+
+    Raises UserError if the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shown = tables(what)
+        (folder / "tables.md").write_text(to_markdown(shown), encoding="utf-8")
+        for table in shown:
+            (folder / f"{table.key}.csv").write_text(to_csv(table), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): give another --out") from error
