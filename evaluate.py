@@ -112,8 +112,8 @@ def main(config: Config) -> None:
         config.split, config.difficulty, config.depths, config.tasks, limit=config.limit, fits_budget=config.fits_budget
     )
     if config.dry_run:
-        why = f"{len(tasks)} tasks x {config.rollouts}"
-        print_play(tasks, len(tasks) * config.rollouts, config.max_turns, config.max_reply_tokens, why)
+        factors = {"tasks": len(tasks), "rollouts": config.rollouts}
+        print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
         return
     checkpoint = resolve_state(config.checkpoint) if config.checkpoint else None
     run = EvaluationRun.open(config.run_dir, config, checkpoint, resume=config.resume, overwrite=config.overwrite)

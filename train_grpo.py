@@ -28,6 +28,7 @@ from textcraft.world import Difficulty
 from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
 from tinker_client.datums import ppo_batch
+from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_metrics
 from tinker_client.rollout import EpisodeRecord, PlayConfig, play, sync_policy
@@ -72,6 +73,8 @@ class Config:
     """Sets the adapter's first weights, the order of the tasks and every sampling seed."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
         counts = (self.rank, self.steps, self.groups, self.max_turns, self.max_reply_tokens, self.save_every)
@@ -83,7 +86,12 @@ class Config:
 
 def main(config: Config) -> None:
     difficulty = config.difficulty or (None if config.depths else "medium")
-    order = task_order(select_tasks("train", difficulty, config.depths), config.seed)
+    tasks = select_tasks("train", difficulty, config.depths)
+    if config.dry_run:
+        factors = {"steps": config.steps, "groups": config.groups, "episodes": config.group_size}
+        print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
+        return
+    order = task_order(tasks, config.seed)
     init = resolve_state(config.init) if config.init else None
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=init)
     console = Console(highlight=False, soft_wrap=True)

@@ -178,17 +178,6 @@ def test_the_oracle_answers_only_the_exact_tokens_of_a_conversation(tmp_path: Pa
         run(tmp_path / "run", difficulty="easy", limit=1)
 
 
-def test_a_dry_run_says_how_much_it_would_be_and_writes_nothing(tmp_path: Path, capsys):
-    evaluate.main(evaluate.Config(run_dir=tmp_path / "run", difficulty="hard", rollouts=4, max_turns=75, dry_run=True))
-    out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines()]
-    assert ["7", "46", "67", "(45-86)", "40", "0.870"] in rows
-    assert ["all", "136", "92", "(40-145)", "44", "0.324"] in rows
-    assert "544 episodes (136 tasks x 4), at most 40,800 turns" in out
-    assert f"{544 * 75 * 512:,} sampled tokens" in out
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_posts_tasks_can_be_chosen(tmp_path: Path):
     rows = run(tmp_path / "hard", difficulty="hard", fits_budget=75, max_turns=75, limit=20)
     assert {row["end"] for row in rows} == {"success"}

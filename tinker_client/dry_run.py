@@ -1,7 +1,8 @@
 """What a script would do, without doing it: `--dry-run`."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -19,10 +20,10 @@ from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids
 from tinker_client.run_dir import read_rows
 
 
-def print_play(tasks: Sequence[Task], episodes: int, max_turns: int, max_reply_tokens: int, why: str) -> None:
-    """The tasks by depth, the ceiling of the budget, and the most that playing `episodes` episodes could take.
+def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int, max_reply_tokens: int) -> None:
+    """The tasks by depth, the ceiling of the budget, and the most that the episodes could take.
 
-    why: how the episodes add up.
+    factors: what multiplies to the number of episodes, by name.
     """
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
@@ -36,9 +37,11 @@ def print_play(tasks: Sequence[Task], episodes: int, max_turns: int, max_reply_t
         cells = (str(len(turns)), f"{median(turns):g} ({min(turns)}-{max(turns)})", str(fit), f"{fit / len(turns):.3f}")
         table.add_row(name, *cells, end_section=name == groups[-1][0])
     console.print(table)
-    turns_at_most = episodes * max_turns
-    console.print(f"{episodes:,} episodes ({why}), at most {turns_at_most:,} turns of {max_turns} an episode")
-    console.print(f"and {turns_at_most * max_reply_tokens:,} sampled tokens of {max_reply_tokens} a turn")
+    episodes = math.prod(factors.values())
+    why = " x ".join(f"{count} {name}" for name, count in factors.items())
+    console.print(f"{episodes:,} episodes ({why})")
+    console.print(f"at most {episodes * max_turns:,} turns, {max_turns} an episode")
+    console.print(f"at most {episodes * max_turns * max_reply_tokens:,} sampled tokens, {max_reply_tokens} a turn")
     console.print("dry run: nothing was started or written")
 
 
