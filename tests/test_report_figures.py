@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tests.test_report import FIT_75, HARD, quarter
+from tests.made_up import FIT_75, HARD, quarter
 from tinker_client.report.figures import pictures, success_by_budget, success_by_cost, success_by_depth, training_curves
 from tinker_client.report.measures import measure
 from tinker_client.report.tables import scope

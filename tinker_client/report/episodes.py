@@ -1,13 +1,14 @@
 """Evaluation directories as what statistics need: one small record an episode, cut at any budget."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from textcraft import Task, load_tasks, tools
 from textcraft.facts import ideal_run
+from textcraft.world import Split
 from tinker_client.errors import UserError
 from tinker_client.run_dir import read_config, read_rows
 
@@ -82,7 +83,6 @@ def played(row: Row) -> Played:
     def numbers(matches: Callable[[Row], bool]) -> tuple[int, ...]:
         return tuple(number for number, turn in enumerate(turns, start=1) if matches(turn))
 
-    failed = numbers(lambda turn: turn["kind"] == "failed_craft")
     return Played(
         task_id=row["task_id"],
         depth=row["depth"],
@@ -90,12 +90,31 @@ def played(row: Row) -> Played:
         episode=row["episode"],
         solved=row["end"] == "success",
         turns=len(turns),
-        failed_crafts=failed,
-        repeated_failed_crafts=_repeated((number, turns[number - 1]["reply"]) for number in failed),
+        failed_crafts=numbers(lambda turn: turn["kind"] == "failed_craft"),
+        repeated_failed_crafts=repeated_failed_crafts(row),
         invalid_turns=numbers(lambda turn: turn["kind"] == "invalid"),
         cut_off_replies=numbers(lambda turn: turn["cut_off"]),
         reply_tokens=tuple(turn["reply_tokens"] for turn in turns),
     )
+
+
+def repeated_failed_crafts(row: Row) -> tuple[int, ...]:
+    """The numbers of the turns, from 1, whose craft failed after the same call had failed before in the episode."""
+    seen: set[str] = set()
+    repeated = []
+    for number, turn in enumerate(row["turns"], start=1):
+        call = tools.parse(turn["reply"]) if turn["kind"] == "failed_craft" else None
+        if isinstance(call, tools.Craft):
+            key = repr((sorted(map(repr, call.ingredients.items())), tuple(call.target)))
+            if key in seen:
+                repeated.append(number)
+            seen.add(key)
+    return tuple(repeated)
+
+
+def benchmark_task(task_id: str) -> Task | None:
+    """The task of this id, None if the benchmark does not have it."""
+    return _tasks("val").get(task_id) or _tasks("train").get(task_id)
 
 
 def fits(task_id: str, budget: int) -> bool | None:
@@ -106,26 +125,13 @@ def fits(task_id: str, budget: int) -> bool | None:
 
 @functools.cache
 def _ideal_turns(task_id: str) -> int | None:
-    task = _tasks("val").get(task_id) or _tasks("train").get(task_id)
+    task = benchmark_task(task_id)
     return None if task is None else ideal_run(task).turns
 
 
 @functools.cache
-def _tasks(split: Any) -> dict[str, Task]:
+def _tasks(split: Split) -> dict[str, Task]:
     return {task.id: task for task in load_tasks(split)}
-
-
-def _repeated(failed: Iterable[tuple[int, str]]) -> tuple[int, ...]:
-    seen: set[str] = set()
-    repeated = []
-    for number, reply in failed:
-        call = tools.parse(reply)
-        if isinstance(call, tools.Craft):
-            key = repr((sorted(map(repr, call.ingredients.items())), tuple(call.target)))
-            if key in seen:
-                repeated.append(number)
-            seen.add(key)
-    return tuple(repeated)
 
 
 def _split_name(argument: str) -> tuple[str | None, Path]:

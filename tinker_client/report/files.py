@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tinker_client.errors import UserError
 from tinker_client.report.figures import pictures
+from tinker_client.report.page import write_page
 from tinker_client.report.render import to_csv, to_markdown
 from tinker_client.report.tables import Scope, tables
 
@@ -19,8 +20,10 @@ def write_report(what: Scope, folder: Path) -> None:
         (folder / "tables.md").write_text(to_markdown(shown), encoding="utf-8")
         for table in shown:
             (folder / f"{table.key}.csv").write_text(to_csv(table), encoding="utf-8")
-        for picture in pictures(what):
+        drawn = pictures(what)
+        for picture in drawn:
             (folder / f"{picture.key}.png").write_bytes(picture.encode("png"))
             (folder / f"{picture.key}.svg").write_bytes(picture.encode("svg"))
+        write_page(what, shown, drawn, folder / "report.html")
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): give another --out") from error
