@@ -30,6 +30,7 @@ def write_page(what: Scope, tables: Sequence[Table], pictures: Sequence[Picture]
         _FOLDER.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
     )
     rows = list(_rows(what))
+    turns = [_turns(row) for _, row in rows]
     page = Template(template).substitute(
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}",
         title="TextCraft-Synth: " + html.escape(", ".join(evaluation.name for evaluation in what.evaluations)),
@@ -37,10 +38,10 @@ def write_page(what: Scope, tables: Sequence[Table], pictures: Sequence[Picture]
         script=script,
         tables="\n".join(map(to_html, tables)),
         pictures="\n".join(map(_figure, pictures)),
-        index=_json_block(_index(what, rows)),
+        index=_json_block(_index(what, rows, [_counts(of_episode) for of_episode in turns])),
         episodes="\n".join(
-            f'<script type="text/plain" id="episode-{number}">{_pack(_turns(row))}</script>'
-            for number, (_, row) in enumerate(rows)
+            f'<script type="text/plain" id="episode-{number}">{_pack(of_episode)}</script>'
+            for number, of_episode in enumerate(turns)
         ),
     )
     path.write_text(page, encoding="utf-8")
@@ -56,7 +57,7 @@ def _rows(what: Scope) -> Iterator[tuple[int, Row]]:
                 yield number, row
 
 
-def _index(what: Scope, rows: Sequence[tuple[int, Row]]) -> dict[str, Any]:
+def _index(what: Scope, rows: Sequence[tuple[int, Row]], counts: Sequence[list[int]]) -> dict[str, Any]:
     """What the page's list and filters show. Models, tasks and ends are numbers in the episodes."""
     tasks = {row["task_id"]: row["depth"] for _, row in rows}
     ends = {row["end"]: None for _, row in rows}
@@ -72,24 +73,12 @@ def _index(what: Scope, rows: Sequence[tuple[int, Row]]) -> dict[str, Any]:
                 "episode": row["episode"],
                 "end": end_numbers[row["end"]],
                 "turns": len(row["turns"]),
-                "counts": _counts(row),
+                "counts": of_episode,
                 "error": row["error"],
             }
-            for model, row in rows
+            for (model, row), of_episode in zip(rows, counts, strict=True)
         ],
     }
-
-
-def _counts(row: Row) -> list[int]:
-    """Failed crafts, repeated ones, invalid turns, cut-off replies and reply tokens."""
-    kinds = [turn["kind"] for turn in row["turns"]]
-    return [
-        kinds.count("failed_craft"),
-        len(repeated_failed_crafts(row)),
-        kinds.count("invalid"),
-        sum(turn["cut_off"] for turn in row["turns"]),
-        sum(turn["reply_tokens"] for turn in row["turns"]),
-    ]
 
 
 def _turns(row: Row) -> list[list[Any]]:
@@ -99,6 +88,13 @@ def _turns(row: Row) -> list[list[Any]]:
         [turn["reply"], turn["observation"], turn["kind"], turn["reply_tokens"], turn["cut_off"], number in repeated]
         for number, turn in enumerate(row["turns"], start=1)
     ]
+
+
+def _counts(turns: Sequence[list[Any]]) -> list[int]:
+    """Failed crafts, repeated ones, invalid turns, cut-off replies and reply tokens, from what `_turns` gives."""
+    kinds = [turn[2] for turn in turns]
+    tokens, cut_off, repeated = (sum(turn[column] for turn in turns) for column in (3, 4, 5))
+    return [kinds.count("failed_craft"), repeated, kinds.count("invalid"), cut_off, tokens]
 
 
 def _opening(task_id: str) -> str:
