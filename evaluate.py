@@ -19,6 +19,7 @@ from typing import Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from textcraft import Task
 from textcraft.world import Difficulty, Split
@@ -32,7 +33,8 @@ from tinker_client.players import PlayerClient, oracle
 from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.files import write_report
 from tinker_client.report.render import print_tables
-from tinker_client.report.tables import scope, tables
+from tinker_client.report.scope import scope
+from tinker_client.report.tables import tables
 from tinker_client.rollout import PlayConfig, Policy, play
 from tinker_client.run_dir import SavedState, resolve_state
 from tinker_client.tasks import select_tasks
@@ -172,6 +174,9 @@ def report(config: ReportConfig) -> None:
     console = Console()
     what = scope(load_evaluations(config.evaluations, config.depths), config.budgets, config.pass_at)
     print_tables(tables(what), console)
+    for directory in (directory for evaluation in what.evaluations for directory in evaluation.directories):
+        if not (directory / "summary.json").exists():
+            console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
     if config.out is not None:
         write_report(what, config.out)
         console.print(f"written: {config.out / 'report.html'}, and the tables and pictures beside it", soft_wrap=True)

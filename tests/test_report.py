@@ -20,7 +20,8 @@ from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.measures import compare, measure
 from tinker_client.report.post import NUMBERS
 from tinker_client.report.render import print_tables, to_csv, to_html, to_markdown
-from tinker_client.report.tables import main_results, scope, tables
+from tinker_client.report.scope import scope
+from tinker_client.report.tables import main_results, tables
 
 
 def test_every_measure_counts_what_it_says_and_up_to_the_budget_only():
@@ -224,4 +225,13 @@ def test_the_report_command_needs_the_episodes_only(tmp_path: Path, capsys):
     out = capsys.readouterr().out
     assert "sft - base" in out
     assert "+1.000" in out
+    assert "base is not finished" in " ".join(out.split())
+    (base / "summary.json").touch()
+    (sft / "summary.json").touch()
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(base),), budgets=(60, 10, 60)))
+    out = capsys.readouterr().out
+    assert "not finished" not in out
+    assert out.index("turns 10") < out.index("turns 60")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "sft"]
+    with pytest.raises(UserError, match="every episode of broken broke"):
+        load_evaluations([str(write(tmp_path / "broken", [row("a", "broken")]))])

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tests.made_up import FIT_75, HARD, quarter
 from tinker_client.report.figures import pictures, success_by_budget, success_by_cost, success_by_depth, training_curves
 from tinker_client.report.measures import measure
-from tinker_client.report.tables import scope
+from tinker_client.report.scope import scope
 
 
 def lines(figure: Figure, axes: int = 0) -> dict:

@@ -11,7 +11,7 @@ import pytest
 from tests.made_up import FIT_75, row, write
 from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.files import write_report
-from tinker_client.report.tables import scope
+from tinker_client.report.scope import scope
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(

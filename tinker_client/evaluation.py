@@ -9,7 +9,7 @@ from typing import Any, Self
 from tinker_client.errors import UserError
 from tinker_client.report.episodes import Evaluation, latest_rows, load_evaluations
 from tinker_client.report.measures import measure
-from tinker_client.report.tables import scope
+from tinker_client.report.scope import scope
 from tinker_client.rollout import EpisodeRecord
 from tinker_client.run_dir import RunDir, SavedState, append_rows, read_config, write_json, write_rows
 

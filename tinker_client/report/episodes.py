@@ -60,7 +60,7 @@ def load_evaluations(arguments: Sequence[str], depths: Sequence[int] | None = No
     """The evaluations that `[NAME=]DIRECTORY ...` names; directories with the same name are one model's.
 
     A directory without a name has its folder's. `depths` keeps the tasks of these depths only.
-    Raises UserError if a directory holds no episodes, or two of one model hold the same task.
+    Raises UserError if a directory holds no episodes, or two of one model hold the same task or other models.
     """
     folders: dict[str, list[Path]] = {}
     names = [_split_name(argument) for argument in arguments]
@@ -159,6 +159,8 @@ def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) 
                 episodes[key] = played(row)
         sources.append("oracle" if flags.get("player") == "oracle" else flags.get("checkpoint"))
         budgets.append(flags.get("max_turns") or max(len(row["turns"]) for row in rows))
+    if not episodes:
+        raise UserError(f"every episode of {name} broke with the server: play them again with evaluate.py --resume")
     if len(set(sources)) > 1:
         raise UserError(f"the directories of {name} are of different models: give them different names")
     return Evaluation(name, tuple(directories), tuple(episodes.values()), tuple(broken), min(budgets), sources[0])

@@ -20,9 +20,8 @@ from matplotlib.ticker import MaxNLocator
 from tinker_client.report.cost import training_runs
 from tinker_client.report.episodes import Evaluation, fits
 from tinker_client.report.measures import ceiling, outcomes_by_task
-from tinker_client.report.post import TaskSet
+from tinker_client.report.scope import Scope, TaskSet
 from tinker_client.report.statistics import Interval, success_rate
-from tinker_client.report.tables import Scope
 from tinker_client.run_dir import read_rows
 
 # Okabe and Ito's palette, told apart with colour-blind eyes, in an order in which neighbours differ in grey as well.

@@ -6,7 +6,8 @@ from tinker_client.errors import UserError
 from tinker_client.report.figures import pictures
 from tinker_client.report.page import write_page
 from tinker_client.report.render import to_csv, to_markdown
-from tinker_client.report.tables import Scope, tables
+from tinker_client.report.scope import Scope
+from tinker_client.report.tables import tables
 
 
 def write_report(what: Scope, folder: Path) -> None:

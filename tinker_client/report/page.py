@@ -19,7 +19,8 @@ from textcraft.prompt import opening_message
 from tinker_client.report.episodes import Row, benchmark_task, latest_rows, repeated_failed_crafts
 from tinker_client.report.figures import Picture
 from tinker_client.report.render import to_html
-from tinker_client.report.tables import Scope, Table
+from tinker_client.report.scope import Scope
+from tinker_client.report.tables import Table
 
 _FOLDER = Path(__file__).parent
 

@@ -3,33 +3,18 @@
 import functools
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 NUMBERS = Path(__file__).with_name("post.json")
 
 
-@dataclass(frozen=True)
-class TaskSet:
-    """Tasks (ids) that are reported together, and their depths in ascending order.
-
-    key: what post.json calls them, None if the post has no such set.
-    """
-
-    key: str | None
-    label: str
-    depths: tuple[int, ...]
-    tasks: frozenset[str]
-
-
-def post_number(model: str, tasks: TaskSet | str, turns: int, measure: str) -> float | None:
+def post_number(model: str, tasks: str | None, turns: int, measure: str) -> float | None:
     """What the post says about a model's measure, None where it says nothing.
 
     model: one of base, grpo, sft_round1, sft and sft_grpo, or two of them as "sft_grpo - sft".
-    measure: the name of a column of the tables.
+    tasks: the key of a `TaskSet`, or "training". measure: the name of a column of the tables.
     """
-    key = tasks.key if isinstance(tasks, TaskSet) else tasks
-    return _numbers().get((model, key, turns, measure))
+    return _numbers().get((model, tasks, turns, measure))
 
 
 def difficulty_key(difficulty: str, depths: Collection[int], tasks: int, *, fit_75: bool) -> str | None:

@@ -1,16 +1,13 @@
 """The report's tables, as data: the post's (main results, success by depth, behaviour, cost) and the comparisons."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
-from textcraft.facts import BUDGETS
-from tinker_client.errors import UserError
 from tinker_client.report.cost import training_runs
-from tinker_client.report.episodes import Evaluation, fits
 from tinker_client.report.measures import Comparison, Measures, ceiling, compare, measure
-from tinker_client.report.post import TaskSet, difficulty_key, post_number
+from tinker_client.report.post import post_number
+from tinker_client.report.scope import Scope, TaskSet
 from tinker_client.report.statistics import Interval
 
 Cell = str | int | float | Interval | None
@@ -42,37 +39,6 @@ class Table:
     rows: tuple[Row, ...]
     note: str
     groups: int = 0
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What is reported: which models, within which budgets, on which sets of tasks, with which k of pass@k."""
-
-    evaluations: tuple[Evaluation, ...]
-    budgets: tuple[int, ...]
-    k: int
-    sets: tuple[TaskSet, ...]
-    depths: tuple[TaskSet, ...]
-
-    def budgets_of(self, evaluation: Evaluation) -> list[int]:
-        """The budgets that the evaluation can answer for."""
-        return [budget for budget in self.budgets if budget <= evaluation.max_turns]
-
-
-def scope(evaluations: Sequence[Evaluation], budgets: Sequence[int] | None = None, k: int | None = None) -> Scope:
-    """What there is to report about the evaluations.
-
-    budgets: by default 75 and 150 and the one played, as far as that goes. k: by default the episodes a task.
-    Raises UserError for a budget that no evaluation has played.
-    """
-    longest = max(evaluation.max_turns for evaluation in evaluations)
-    if budgets is None:
-        budgets = sorted({longest, *(budget for budget in BUDGETS if budget <= longest)})
-    if max(budgets) > longest:
-        raise UserError(f"no evaluation was played with {max(budgets)} turns: the longest one has {longest}")
-    if k is None:
-        k = max((played.episode + 1 for e in evaluations for played in e.episodes), default=1)
-    return Scope(tuple(evaluations), tuple(budgets), k, tuple(_sets(evaluations)), tuple(_depths(evaluations)))
 
 
 def tables(what: Scope) -> list[Table]:
@@ -204,7 +170,7 @@ def _of_measures(
             if turns in what.budgets_of(evaluation):
                 of = measure(evaluation, tasks.tasks, turns, what.k)
                 if of.episodes or of.broken:
-                    post = {name: post_number(evaluation.name, tasks, turns, name) for name, _, _ in measures}
+                    post = {name: post_number(evaluation.name, tasks.key, turns, name) for name, _, _ in measures}
                     rows.append(_row(group, evaluation.name, [get(of) for _, _, get in measures], post))
     columns = [Column("tasks"), Column("turns"), *([Column("ceiling", ".3f")] if ceilings else [])]
     columns += [Column("model"), *(Column(name, style) for name, style, _ in measures)]
@@ -220,7 +186,7 @@ def _of_comparisons(what: Scope, measures: Sequence[_Compared], *, key: str, tit
             cells = [get(between) for _, _, get in measures]
             if between.tasks and cells[0] is not None:
                 name = f"{second.name} - {first.name}"
-                post = {measure: post_number(name, tasks, turns, measure) for measure, _, _ in measures}
+                post = {measure: post_number(name, tasks.key, turns, measure) for measure, _, _ in measures}
                 rows.append(_row((tasks.label, turns), name, cells, post))
     names = (Column("tasks"), Column("turns"), Column("models"))
     columns = (*names, *(Column(name, style) for name, style, _ in measures))
@@ -248,34 +214,3 @@ def _without_empty_columns(table: Table) -> Table:
     if any(row.post for row in rows):
         note += " post: what the post says of its model of the same name (Qwen3.5-4B)."
     return Table(table.key, table.title, columns, rows, note, sum(i < table.groups for i in kept))
-
-
-def _sets(evaluations: Sequence[Evaluation]) -> Iterator[TaskSet]:
-    """The tasks of each difficulty; of the hard ones, those that fit 75 turns first, on which the post reports."""
-    for difficulty, tasks in _grouped(evaluations, lambda task: task[1]).items():
-        fitting = {task: depth for task, depth in tasks.items() if fits(task, BUDGETS[0])}
-        if difficulty == "hard" and fitting and len(fitting) < len(tasks):
-            yield _set(difficulty, fitting, fit_75=True)
-        yield _set(difficulty, tasks, fit_75=len(fitting) == len(tasks))
-
-
-def _set(difficulty: str, tasks: Mapping[str, int], *, fit_75: bool) -> TaskSet:
-    depths = sorted(set(tasks.values()))
-    span = f"depth {depths[0]}" + (f"-{depths[-1]}" if len(depths) > 1 else "")
-    fit = " that fit 75 turns" if fit_75 and difficulty == "hard" else ""
-    key = difficulty_key(difficulty, depths, len(tasks), fit_75=fit_75)
-    return TaskSet(key, f"{difficulty}{fit}, {span} ({len(tasks)})", tuple(depths), frozenset(tasks))
-
-
-def _depths(evaluations: Sequence[Evaluation]) -> Iterator[TaskSet]:
-    for depth, tasks in _grouped(evaluations, lambda task: task[0]).items():
-        yield TaskSet(f"depth_{depth}", f"depth {depth} ({len(tasks)})", (depth,), frozenset(tasks))
-
-
-def _grouped(evaluations: Sequence[Evaluation], key: Callable[[tuple[int, str]], Any]) -> dict[Any, dict[str, int]]:
-    """The tasks that any evaluation played, by what `key` says of their (depth, difficulty), from the shallowest on."""
-    groups: dict[Any, dict[str, int]] = {}
-    found = {p.task_id: (p.depth, p.difficulty) for evaluation in evaluations for p in evaluation.episodes}
-    for task, kind in sorted(found.items(), key=lambda item: item[1]):
-        groups.setdefault(key(kind), {})[task] = kind[0]
-    return groups
