@@ -12,14 +12,12 @@ class RunCost:
     """One run, up to the checkpoint that was used.
 
     trained: tokens with a loss. sampled: tokens that the policy wrote to be trained on, 0 for supervised runs.
-    seconds: of sampling and training.
     """
 
     run_dir: Path
     steps: int
     trained: int
     sampled: int
-    seconds: float
 
 
 def training_runs(source: str | None) -> list[RunCost] | None:
@@ -48,14 +46,5 @@ def _chain(source: str | None) -> Iterator[RunCost | None]:
 
 def _cost(run_dir: Path, last_step: int) -> RunCost:
     rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["step"] <= last_step]
-
-    def total(name: str) -> float:
-        return sum(row.get(name) or 0 for row in rows)
-
-    return RunCost(
-        run_dir=run_dir,
-        steps=len(rows),
-        trained=int(total("tokens/trained")),
-        sampled=int(total("tokens/action")),
-        seconds=total("time/sample") + total("time/train"),
-    )
+    trained, sampled = (int(sum(row.get(name) or 0 for row in rows)) for name in ("tokens/trained", "tokens/action"))
+    return RunCost(run_dir, len(rows), trained, sampled)
