@@ -31,7 +31,6 @@ from tinker_client.evaluation import EvaluationRun
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.players import PlayerClient, oracle
 from tinker_client.report.episodes import load_evaluations
-from tinker_client.report.files import write_report
 from tinker_client.report.render import print_tables
 from tinker_client.report.scope import scope
 from tinker_client.report.tables import tables
@@ -178,6 +177,8 @@ def report(config: ReportConfig) -> None:
         if not (directory / "summary.json").exists():
             console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
     if config.out is not None:
+        from tinker_client.report.files import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
+
         write_report(what, config.out)
         console.print(f"written: {config.out / 'report.html'}, and the tables and pictures beside it", soft_wrap=True)
 
