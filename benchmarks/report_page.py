@@ -85,26 +85,31 @@ def main() -> None:
         size = sum(path.stat().st_size for path in folder.rglob("*.jsonl"))
         what = scope(load_evaluations([str(folder / model) for model in MODELS]))
         table.add_row("episodes", f"{sum(len(e.episodes) for e in what.evaluations):,}, {size / 1e6:.0f} MB of JSON")
-        table.add_row(
-            "write tables, pictures and page", f"{seconds(lambda: write_report(what, folder / 'report')):.1f} s"
-        )
+        written = seconds(lambda: write_report(what, folder / "report"))
+        table.add_row("write tables, pictures and page", f"{written:.1f} s")
         page = folder / "report" / "report.html"
         table.add_row("size of the page", f"{page.stat().st_size / 1e6:.1f} MB")
         browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        browser.implicitly_wait(30)
+
+        def open_first() -> None:
+            browser.find_element(By.CSS_SELECTOR, "#list tr button").click()
+            browser.find_element(By.CSS_SELECTOR, f"#viewer .turn:nth-of-type({TURNS})")
+
+        def put_beside() -> None:
+            Select(browser.find_element(By.CSS_SELECTOR, "select.beside")).select_by_index(1)
+            browser.find_element(By.CSS_SELECTOR, f"article + article .turn:nth-of-type({TURNS})")
+
+        actions: dict[str, Callable[[], object]] = {
+            "load": lambda: browser.get(page.as_uri()),
+            "filter by model": lambda: Select(browser.find_element(By.ID, "model")).select_by_index(2),
+            "show an episode": open_first,
+            "another beside it": put_beside,
+        }
         try:
-            browser.implicitly_wait(30)
-            find = browser.find_element
-            table.add_row("load", f"{seconds(lambda: browser.get(page.as_uri())):.2f} s")
-            choose = Select(find(By.ID, "model")).select_by_index
-            table.add_row("filter by model", f"{seconds(lambda: choose(2)):.2f} s")
-            find(By.CSS_SELECTOR, "#list tr button").click()
-            table.add_row(
-                "show an episode", f"{seconds(lambda: find(By.CSS_SELECTOR, '#viewer .turn:nth-child(100)')):.2f} s"
-            )
-            beside = Select(find(By.CSS_SELECTOR, "select.beside")).select_by_index
-            beside(1)
-            table.add_row("another beside it", f"{seconds(lambda: find(By.CSS_SELECTOR, 'article + article')):.2f} s")
-            heap = browser.execute_script("return performance.memory.usedJSHeapSize")  # type: ignore[no-untyped-call]
+            for name, action in actions.items():
+                table.add_row(name, f"{seconds(action):.2f} s")
+            heap = browser.execute_script("return performance.memory.usedJSHeapSize")
             table.add_row("memory of the page's script", f"{heap / 1e6:.0f} MB")
         finally:
             browser.quit()
