@@ -165,10 +165,11 @@ def test_the_cost_follows_a_run_to_the_one_it_started_from(tmp_path: Path):
     ]
     assert training_runs(None) == training_runs("oracle") == []
     assert training_runs("tinker://m/weights/x") is training_runs(str(tmp_path / "gone")) is None
-    models = [evaluation([row("a", "success")], "grpo", source=grpo), evaluation([row("a", "success")], "base")]
-    (cost,) = [table for table in tables(scope(models)) if table.key == "training_cost"]
-    assert [row.cells[:4] for row in cost.rows] == [("grpo", 3150, 3000, 150)]
-    assert cost.rows[0].post[:2] == (None, 37_600_000)
+    for tasks, said in ((FIT_75, (None, 37_600_000)), (FIT_75[:9], None)):
+        models = [replace(quarter("grpo", tasks, skill=0.5), source=grpo), quarter("base", tasks, skill=0.5)]
+        (cost,) = [table for table in tables(scope(models)) if table.key == "training_cost"]
+        assert [row.cells[:4] for row in cost.rows] == [("grpo", 3150, 3000, 150)]
+        assert (cost.rows[0].post and cost.rows[0].post[:2]) == said
 
 
 def test_directories_of_one_name_are_one_model(tmp_path: Path):

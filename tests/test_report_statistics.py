@@ -103,7 +103,7 @@ def test_differences_of_nothing_are_certain_of_nothing():
     assert math.isnan(paired_difference([], []).value)
     assert (paired_difference([], []).low, paired_difference([], []).high) == (-1.0, 1.0)
     assert mean_difference([3.0], [5.0]).value == 2.0
-    assert mean_difference([3.0], [5.0]).high == math.inf
+    assert mean_difference([3.0], [5.0]).high == mean_difference([3.0, 4.0], [5.0, 6.0]).high == math.inf
     assert math.isnan(mean_difference([], []).value)
 
 

@@ -68,10 +68,13 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
 
 
 def mean_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The mean of second - first over pairs, with the t interval of a paired test; infinite for a single pair."""
+    """The mean of second - first over pairs, with the t interval of a paired test.
+
+    The interval is infinite where the pairs do not show how far they vary: a single one, or all alike.
+    """
     differences = np.array(second) - np.array(first)
     n = len(differences)
-    if n < 2:
+    if n < 2 or np.ptp(differences) == 0:
         return Interval(float(differences.mean()) if n else math.nan, -math.inf, math.inf)
     reach = float(stdtrit(n - 1, _UPPER) * differences.std(ddof=1) / math.sqrt(n))
     center = float(differences.mean())

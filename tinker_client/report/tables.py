@@ -125,6 +125,7 @@ def turns_where_both_solve(what: Scope) -> Table:
 def training_cost(what: Scope) -> Table:
     """The tokens with a loss of the runs that made each model."""
     rows = []
+    played_as_the_post = any(tasks.key for tasks in what.sets)  # else its costs are of something else
     for evaluation in what.evaluations:
         runs = training_runs(evaluation.source)
         if runs:
@@ -132,7 +133,7 @@ def training_cost(what: Scope) -> Table:
             total = sum(run.trained for run in runs)
             sampled = sum(run.sampled for run in runs)
             cells = (evaluation.name, total, own.trained, sum(r.trained for r in before) or None, own.steps, sampled)
-            said = post_number(evaluation.name, "training", 0, "tokens trained")
+            said = post_number(evaluation.name, "training", 0, "tokens trained") if played_as_the_post else None
             rows.append(Row(cells, None if said is None else (None, int(said), *[None] * 4)))
     names = ("tokens trained", "in its own run", "in the runs before", "own steps", "tokens sampled")
     columns = (Column("model"), *(Column(name, ",d") for name in names))
