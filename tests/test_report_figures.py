@@ -71,6 +71,14 @@ def test_training_curves_and_cost_come_from_the_runs_metrics(trained: str):
     assert success_by_cost(scope([quarter("base", FIT_75, skill=0.25)])) is None
 
 
+def test_the_legend_stays_inside_the_picture():
+    names = ["base", "grpo", "sft", "sft_grpo", "a model with quite a long name"]
+    figure = success_by_budget(scope([quarter(name, FIT_75, skill=0.5) for name in names])).figure
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
 def test_the_files_are_the_same_every_time_and_text_stays_text():
     what = scope([quarter("a <b> & c", FIT_75, skill=0.5)])
     first, second = ([picture.encode("svg") for picture in pictures(what)] for _ in range(2))

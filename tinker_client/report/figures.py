@@ -83,7 +83,7 @@ def success_by_budget(what: Scope) -> Picture:
             axes.step(own, [rate.value for rate in shown], where="post", label=evaluation.name, **_line(number))
             low, high = [rate.low for rate in shown], [rate.high for rate in shown]
             axes.fill_between(own, low, high, step="post", color=_colour(number), alpha=0.12, linewidth=0)
-        axes.set(title=tasks.label, xlabel="turns allowed", xlim=(0, longest))
+        axes.set(title=tasks.label, xlabel="turns allowed", xlim=(0, 1.02 * longest))
         _rate_axis(axes)
     _legend(figure, all_axes)
     return Picture("success_by_budget", "Success against the turns allowed, with 95 % intervals", figure)
@@ -207,7 +207,7 @@ def _axes(count: int, *, columns: int = 3, wide: bool = False) -> tuple[Figure, 
 
 
 def _rate_axis(axes: Axes) -> None:
-    axes.set(ylabel="success rate", ylim=(-0.02, 1.02))
+    axes.set(ylabel="success rate", ylim=(-0.03, 1.03))
     axes.grid(axis="y", alpha=0.25)
 
 
@@ -217,7 +217,9 @@ def _legend(figure: Figure, all_axes: Sequence[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(str(label), handle)
     if named:
-        figure.legend(named.values(), list(named), loc="outside lower center", ncols=5, frameon=False)
+        inches_each = 0.7 + 0.09 * max(map(len, named))  # the line, the gaps, and the longest name in the default font
+        columns = max(1, int(figure.get_figwidth() / inches_each))
+        figure.legend(named.values(), list(named), loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _colour(number: int) -> str:
