@@ -46,7 +46,7 @@ def row(
 def evaluation(rows: Sequence[dict], name: str = "run", max_turns: int = 150, source: str | None = None) -> Evaluation:
     broken = tuple(row["task_id"] for row in rows if row["end"] == "broken")
     episodes = tuple(played(row) for row in rows if row["end"] != "broken")
-    return Evaluation(name, (), episodes, broken, max_turns, source)
+    return Evaluation(name, (), episodes, broken, max_turns, source=source)
 
 
 def write(path: Path, rows: Sequence[dict], **flags: object) -> Path:

@@ -16,7 +16,7 @@ from tinker_client.chat import Conversation
 from tinker_client.errors import UserError
 from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.measures import measure
-from tinker_client.run_dir import read_rows, write_rows
+from tinker_client.run_dir import SavedState, read_rows, write_rows
 
 INVENTORY = "<tool>view_inventory()</tool>"
 
@@ -161,6 +161,10 @@ def test_an_evaluation_that_changed_is_not_gone_on_with(tmp_path: Path):
         run(path, **flags, temperature=0.5, resume=True)
     with pytest.raises(UserError, match="already holds a run"):
         run(path, **flags)
+    config = evaluate.Config(run_dir=path, player="oracle", **flags, checkpoint=None, resume=True)
+    state = SavedState("tinker://model_1/weights/step_000002", None)
+    with pytest.raises(UserError, match=r"evaluates the base model, not tinker://model_1/weights/step_000002"):
+        evaluation.EvaluationRun.open(path, config, state, resume=True, overwrite=False)
     assert read_rows(path / "episodes.jsonl") == rows
     assert len(run(path, **flags | {"limit": 3}, overwrite=True)) == 3
     with pytest.raises(UserError, match="--resume and --overwrite"):

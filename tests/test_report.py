@@ -163,7 +163,7 @@ def test_the_cost_follows_a_run_to_the_one_it_started_from(tmp_path: Path):
         ("grpo", 3000, 6000, 3),
         ("sft", 150, 300, 2),
     ]
-    assert training_runs(None) == training_runs("oracle") == []
+    assert training_runs(None) == []
     assert training_runs("tinker://m/weights/x") is training_runs(str(tmp_path / "gone")) is None
     for tasks, said in ((FIT_75, (None, 37_600_000)), (FIT_75[:9], None)):
         models = [replace(quarter("grpo", tasks, skill=0.5), source=grpo), quarter("base", tasks, skill=0.5)]

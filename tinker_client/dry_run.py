@@ -1,5 +1,6 @@
 """What a script would do, without doing it: `--dry-run`."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from tinker_client.chat import ChatTemplate, Message
 from tinker_client.demonstrations import tokenize
 from tinker_client.errors import UserError
 from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids
-from tinker_client.run_dir import read_rows
 
 
 def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int, max_reply_tokens: int) -> None:
@@ -54,7 +54,8 @@ def print_supervised(
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("depth", "demonstrations"):
         table.add_column(header, justify="right")
-    counts = Counter(str(row.get("depth", "unknown")) for row in read_rows(data))
+    rows = map(json.loads, data.read_text(encoding="utf-8").splitlines())
+    counts = Counter(str(row.get("depth", "unknown")) for row in rows)
     for depth, count in sorted(counts.items()):
         table.add_row(depth, str(count))
     console.print(table)

@@ -13,8 +13,9 @@ from tinker_client.report.scope import scope
 from tinker_client.rollout import EpisodeRecord
 from tinker_client.run_dir import RunDir, SavedState, append_rows, read_config, write_json, write_rows
 
-# May be others when an evaluation goes on: where it is, where the server is, and how the command is given.
-_MAY_CHANGE = frozenset({"run_dir", "resume", "overwrite", "dry_run", "base_url", "loss_reduction"})
+# May be others when an evaluation goes on: how the command is given, and where things are. What --checkpoint means is
+# compared by the state that it leads to.
+_MAY_CHANGE = frozenset({"run_dir", "resume", "overwrite", "dry_run", "base_url", "loss_reduction", "checkpoint"})
 
 
 class EvaluationRun:
@@ -39,13 +40,12 @@ class EvaluationRun:
         if before is not None:
             _refuse_changes(path, before, config, checkpoint)
         run = RunDir.create(path, config, resume=resume, overwrite=overwrite, init=checkpoint)
-        state = {"state_path": checkpoint.state_path if checkpoint else None}
-        run.record_server((before or {}).get("server") or state)
+        run.record_server((before or {}).get("server") or {"state_path": _state(checkpoint)})
         return cls(run, latest_rows(path) if resume else [])
 
     def record_server(self, server: Mapping[str, Any], checkpoint: SavedState | None) -> None:
         """Add what is known about the server, and which state it plays, to config.json."""
-        self._run.record_server({**server, "state_path": checkpoint.state_path if checkpoint else None})
+        self._run.record_server({**server, "state_path": _state(checkpoint)})
 
     def add(self, episode: EpisodeRecord) -> None:
         """Write an episode that has ended; one that broke will be played again on the next resume."""
@@ -84,10 +84,13 @@ def _refuse_changes(path: Path, before: Mapping[str, Any], config: Any, checkpoi
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{path} was begun with {flag} {was.get(name)}, not {now[name]}: give another --run-dir")
     state = (before.get("server") or {}).get("state_path")
-    if checkpoint is not None and state not in (None, checkpoint.state_path):
-        raise UserError(
-            f"{path} evaluates {state}, and --checkpoint has moved on to {checkpoint.state_path}: name {state}"
-        )
+    if state != _state(checkpoint):
+        models = [name or "the base model" for name in (state, _state(checkpoint))]
+        raise UserError(f"{path} evaluates {models[0]}, not {models[1]}: give another --run-dir or --checkpoint")
+
+
+def _state(checkpoint: SavedState | None) -> str | None:
+    return checkpoint.state_path if checkpoint else None
 
 
 def _flat(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def training_runs(source: str | None) -> list[RunCost] | None:
 
 def _chain(source: str | None) -> Iterator[RunCost | None]:
     seen: set[Path] = set()
-    while source is not None and source != "oracle":
+    while source is not None:
         run_dir = Path(source).expanduser()
         config = None if source.startswith("tinker://") or run_dir in seen else read_config(run_dir)
         checkpoints = read_rows(run_dir / "checkpoints.jsonl") if config else []

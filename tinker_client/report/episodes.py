@@ -44,8 +44,9 @@ class Played:
 class Evaluation:
     """What one model played.
 
-    max_turns: the budget that its episodes had. broken: the task of each episode that the server failed and that was
-    not played again. source: what was evaluated, a run directory or a state path; None is the base model.
+    broken: the task of each episode that the server failed and that was not played again.
+    max_turns: the budget that the episodes had. player: as `evaluate.py --player` takes it.
+    source: what was evaluated, a run directory or a state path; None is the base model.
     """
 
     name: str
@@ -53,7 +54,8 @@ class Evaluation:
     episodes: tuple[Played, ...]
     broken: tuple[str, ...]
     max_turns: int
-    source: str | None
+    player: str = "model"
+    source: str | None = None
 
 
 def load_evaluations(arguments: Sequence[str], depths: Sequence[int] | None = None) -> list[Evaluation]:
@@ -143,7 +145,7 @@ def _split_name(argument: str) -> tuple[str | None, Path]:
 
 def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) -> Evaluation:
     episodes: dict[tuple[str, int], Played] = {}
-    broken, sources, budgets = [], [], []
+    broken, models, budgets = [], [], []
     for directory in directories:
         flags = (read_config(directory) or {}).get("flags", {})
         rows = [row for row in latest_rows(directory) if depths is None or row["depth"] in depths]
@@ -157,10 +159,10 @@ def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) 
                 broken.append(row["task_id"])
             else:
                 episodes[key] = played(row)
-        sources.append("oracle" if flags.get("player") == "oracle" else flags.get("checkpoint"))
+        models.append((flags.get("player", "model"), flags.get("checkpoint")))
         budgets.append(flags.get("max_turns") or max(len(row["turns"]) for row in rows))
     if not episodes:
         raise UserError(f"every episode of {name} broke with the server: play them again with evaluate.py --resume")
-    if len(set(sources)) > 1:
+    if len(set(models)) > 1:
         raise UserError(f"the directories of {name} are of different models: give them different names")
-    return Evaluation(name, tuple(directories), tuple(episodes.values()), tuple(broken), min(budgets), sources[0])
+    return Evaluation(name, tuple(directories), tuple(episodes.values()), tuple(broken), min(budgets), *models[0])

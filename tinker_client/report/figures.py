@@ -115,7 +115,7 @@ def success_by_cost(what: Scope) -> Picture | None:
     costs: dict[int, float] = {}
     for number, evaluation in enumerate(what.evaluations):
         runs = training_runs(evaluation.source)
-        if runs is not None and evaluation.source != "oracle":
+        if runs is not None and evaluation.player == "model":
             costs[number] = sum(run.trained for run in runs) / 1e6
     if not any(costs.values()):
         return None

@@ -4,7 +4,7 @@ import csv
 import html
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -125,7 +125,7 @@ def _text(cell: Cell, column: Column) -> str:
         case _:
             if math.isnan(cell):
                 return "-"
-            return f"{cell:{'g' if column.format == 'd' else column.format}}"
+            return f"{cell:{column.format}}"
 
 
 def _is_interval(table: Table, number: int) -> bool:
@@ -142,7 +142,7 @@ def _csv_cells(cells: Sequence[Cell], wide: Sequence[bool]) -> list[str | int | 
     return values
 
 
-def _markdown_row(cells: Iterator[str] | Sequence[str]) -> str:
+def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
 
 

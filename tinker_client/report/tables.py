@@ -134,7 +134,7 @@ def training_cost(what: Scope) -> Table:
             sampled = sum(run.sampled for run in runs)
             cells = (evaluation.name, total, own.trained, sum(r.trained for r in before) or None, own.steps, sampled)
             said = post_number(evaluation.name, "training", 0, "tokens trained") if played_as_the_post else None
-            rows.append(Row(cells, None if said is None else (None, int(said), *[None] * 4)))
+            rows.append(Row(cells, None if said is None else (None, said, *[None] * 4)))
     names = ("tokens trained", "in its own run", "in the runs before", "own steps", "tokens sampled")
     columns = (Column("model"), *(Column(name, ",d") for name in names))
     note = (
