@@ -5,35 +5,43 @@
 
 Without --base-url it starts SkyRL's server with the tiny model on this machine's CPU.
 
-A step plays `groups` tasks `group_size` times each with the newest weights, then takes one optimizer step on all of it.
-How this differs from the GRPO paper (Shao et al. 2024):
+A step takes the `groups` next tasks of the plan, each played `group_size` times, and makes one optimizer step on all
+of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/scheduler.py).
+How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
 - the advantage is the reward minus the group's mean, not divided by the standard deviation (Dr. GRPO, Liu et al. 2025);
-- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (Dr. GRPO);
-- no KL term to a reference policy, and one optimizer step a batch, so that PPO's clipping rarely acts.
+- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (Dr. GRPO). Groups
+  without signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes of the step;
+- a step in which no group has a signal makes no optimizer step: Adam would move on its momentum alone;
+- no KL term to a reference policy, and one optimizer step a batch, so that clipping acts on stale turns only;
+- the importance ratio is between the trainer and the policy that sampled the token, by the sampler's own logprobs; an
+  episode may span several policies, since each turn is sampled from the newest;
+- the outcome of an episode is its only reward, the same for all its tokens; what the game answers carries no loss.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import tinker
 import tyro
 from rich.console import Console
 
 from textcraft.world import Difficulty
-from tinker_client.backend import BackendConfig, connect
+from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.background import Rollouts
 from tinker_client.chat import ChatTemplate
-from tinker_client.datums import ppo_batch
+from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.groups import Advantage, Rewards, advantages, group_metrics
+from tinker_client.health import check_last
 from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_metrics
-from tinker_client.rollout import EpisodeRecord, PlayConfig, play, sync_policy
+from tinker_client.plan import Plan
+from tinker_client.rollout import EpisodeRecord, PlayConfig, sync_policy
 from tinker_client.run_dir import RunDir, resolve_state
-from tinker_client.tasks import select_tasks, task_order
+from tinker_client.tasks import select_tasks
+from tinker_client.tracking import Tracker, require_tracker, track
 from tinker_client.waiting import wait
 
 
@@ -59,8 +67,27 @@ class Config:
     """Tasks per step."""
     group_size: int = 8
     """Episodes of each task."""
+    advantage: Advantage = "dr_grpo"
+    """What an episode is worth: dr_grpo is its reward minus the group's mean, grpo divides that by the group's standard
+    deviation, reinforce is the reward minus the mean of the whole step."""
+    loss: PolicyLossName = "ppo"
+    """Policy loss. cispo needs a server that takes its clip range from the client, which SkyRL's JAX backend does."""
+    clip_low: float = 0.8
+    """Importance ratio below which ppo and cispo clip."""
+    clip_high: float = 1.2
+    """Importance ratio above which ppo and cispo clip."""
     lr: float = 1e-5
     """Learning rate, constant."""
+    max_staleness: int = 4
+    """Optimizer steps, at most, between the policy that sampled a turn and the one it trains; 0 samples and trains in
+    turn."""
+    groups_in_play: int | None = None
+    """Groups played at once, at most, when sampling ahead. Default: twice --groups. Fewer are less stale, more fill a
+    larger server."""
+    dynamic_sampling: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Play further tasks until a step has --groups groups with both outcomes (DAPO, Yu et al. 2025)."""
+    max_groups: int | None = None
+    """Groups of a step, at most, with --dynamic-sampling. Default: four times --groups."""
     max_turns: int = 75
     """Turns of an episode."""
     max_reply_tokens: int = 512
@@ -71,32 +98,52 @@ class Config:
     """Steps between checkpoints; there is always one at the end."""
     seed: int = 0
     """Sets the adapter's first weights, the order of the tasks and every sampling seed."""
+    track: Tracker | None = None
+    """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
-        counts = (self.rank, self.steps, self.groups, self.max_turns, self.max_reply_tokens, self.save_every)
-        if min(counts) < 1 or self.lr <= 0 or self.temperature < 0:
-            raise UserError("counts start at 1, --lr is above 0 and --temperature is not negative")
-        if self.group_size < 2:
+        counts = (
+            *(self.rank, self.steps, self.groups, self.group_size, self.max_turns, self.max_reply_tokens),
+            *(self.save_every, 1 if self.groups_in_play is None else self.groups_in_play),
+        )
+        if min(counts) < 1 or self.lr <= 0 or self.temperature < 0 or self.max_staleness < 0:
+            raise UserError("counts start at 1, --max-staleness at 0, --lr is above 0, --temperature is not negative")
+        if self.group_size < 2 and self.advantage != "reinforce":
             raise UserError("--group-size 1 compares an episode with itself and learns nothing: take 2 or more")
+        if not 0 <= self.clip_low <= 1 <= self.clip_high:
+            raise UserError("--clip-low and --clip-high are ratios around 1, for example 0.8 and 1.2")
+        if self.max_groups is not None and (not self.dynamic_sampling or self.max_groups < self.groups):
+            raise UserError("--max-groups bounds --dynamic-sampling, and is at least --groups")
+        require_tracker(self.track)
 
 
-def main(config: Config) -> None:
+AdvantageFunction = Callable[[Rewards, Advantage], list[list[float]]]
+
+
+def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
+    """Train. Experiments, such as benchmarks/learning.py, give other `advantages`."""
     difficulty = config.difficulty or (None if config.depths else "medium")
     tasks = select_tasks("train", difficulty, config.depths)
     if config.dry_run:
-        factors = {"steps": config.steps, "groups": config.groups, "episodes": config.group_size}
+        per_step = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else config.groups
+        factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}
         print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
         return
-    order = task_order(tasks, config.seed)
     init = resolve_state(config.init) if config.init else None
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=init)
+    plan = Plan(config.run_dir / "plan.jsonl", tasks, config.groups, config.seed)
     console = Console(highlight=False, soft_wrap=True)
-    with connect(config.backend, config.run_dir, rank=config.rank, init=init) as backend:
+    with (
+        track(config.track, config.run_dir) as track_metrics,
+        connect(config.backend, config.run_dir, rank=config.rank, init=init) as backend,
+    ):
         run.record_server(backend.server)
+        if config.loss == "cispo" and backend.loss_reduction == "token_sum":
+            raise UserError("SkyRL's GPU backends refuse cispo's clip range from a client: take --loss ppo")
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
         playing = PlayConfig(
             max_turns=config.max_turns,
@@ -109,67 +156,100 @@ def main(config: Config) -> None:
             trainer = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         else:
             trainer = backend.new_training_client(config.rank, config.seed)
-        policy = sync_policy(backend, trainer, version=0)
-
-        for step in range(1, config.steps + 1):
-            started = time.monotonic()
-            step_tasks = list(islice(order, config.groups))
-            episodes = play(
-                step_tasks,
-                config.group_size,
-                policy,
-                template,
-                playing,
-                step=step,
-                label=f"step {step}/{config.steps}",
-                check_alive=backend.check_alive,
-            )
-            sampled = time.monotonic()
-            run.log_episodes(f"step_{step:06d}", [episode.row() for episode in episodes])
-
-            played = [episode for episode in episodes if episode.end != "broken"]
-            advantages = group_advantages(played)
-            batch = ppo_batch([episode.conversation for episode in played], advantages, backend.loss_reduction)
-            metrics = episode_metrics(episodes, policy.version)
-            metrics["group/mixed"] = len({e.group for e, a in zip(played, advantages, strict=True) if a != 0.0})
-            if batch.datums:
-                # Submitted back to back: the server goes from one to the other without waiting for us.
-                forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-                optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=config.lr))
-                metrics |= policy_metrics(batch, wait(forward_backward, backend.check_alive))
-                metrics |= optimizer_metrics(wait(optim_step, backend.check_alive))
-                policy = sync_policy(backend, trainer, version=policy.version + 1)
-            metrics |= {"time/sample": sampled - started, "time/train": time.monotonic() - sampled}
-            run.log_metrics(step, metrics)
-            console.print(summary_line(step, config.steps, metrics))
-            if step % config.save_every == 0 or step == config.steps:
-                run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
+        rollouts = Rollouts(
+            plan,
+            sync_policy(backend, trainer, version=0),
+            template,
+            playing,
+            steps=config.steps,
+            groups=config.groups,
+            group_size=config.group_size,
+            max_staleness=config.max_staleness,
+            in_play=config.groups_in_play or 2 * config.groups,
+            max_groups=(config.max_groups or 4 * config.groups) if config.dynamic_sampling else None,
+            shared_weights=backend.loss_reduction == "sequence_mean",  # SkyRL's JAX backend
+            check_alive=backend.check_alive,
+            console=console,
+        )
+        history: list[dict[str, float]] = []
+        with rollouts:
+            for step in range(1, config.steps + 1):
+                started, sampling_before = time.monotonic(), rollouts.seconds_sampling
+                groups = rollouts.next_step()
+                received = time.monotonic()
+                run.log_episodes(f"step_{step:06d}", [episode.row() for group in groups for episode in group])
+                metrics = train_on(
+                    groups, rollouts, backend=backend, trainer=trainer, config=config, advantages=advantages
+                )
+                ended = time.monotonic()
+                metrics |= {
+                    "time/wait": received - started,
+                    "time/train": ended - received,
+                    "time/sample": rollouts.seconds_sampling - sampling_before,
+                    "time/step": ended - started,
+                    "plan/groups": rollouts.groups_taken,
+                }
+                run.log_metrics(step, metrics)
+                track_metrics(step, metrics)
+                console.print(summary_line(step, config.steps, metrics))
+                history.append({"step": step, **metrics})
+                for warning in check_last(history):
+                    console.print(str(warning), style="yellow", markup=False)
+                if step % config.save_every == 0 or step == config.steps:
+                    run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
         backend.release(trainer)
     console.print(f"saved: evaluate it with evaluate.py --checkpoint {config.run_dir}")
 
 
-def group_advantages(episodes: Sequence[EpisodeRecord]) -> list[float]:
-    """Dr. GRPO: the reward of each episode minus the mean reward of its group, which are the episodes of its task."""
-    rewards = defaultdict(list)
-    for episode in episodes:
-        rewards[episode.group].append(episode.reward)
-    return [episode.reward - float(np.mean(rewards[episode.group])) for episode in episodes]
+def train_on(
+    groups: Sequence[Sequence[EpisodeRecord]],
+    rollouts: Rollouts,
+    *,
+    backend: Backend,
+    trainer: tinker.TrainingClient,
+    config: Config,
+    advantages: AdvantageFunction,
+) -> dict[str, float]:
+    """One optimizer step on the episodes of `groups`, from then on sampled from; none if no group has a signal."""
+    played = [[episode for episode in group if episode.end != "broken"] for group in groups]
+    rewards = [[episode.reward for episode in group] for group in played]
+    metrics = episode_metrics([episode for group in groups for episode in group], rollouts.policy.version)
+    metrics |= group_metrics(rewards)
+    loss = PolicyLoss(config.loss, config.clip_low, config.clip_high)
+    batch = policy_batch(
+        [episode.conversation for group in played for episode in group],
+        [advantage for group in advantages(rewards, config.advantage) for advantage in group],
+        loss,
+        backend.loss_reduction,
+    )
+    if not batch.datums:
+        return metrics
+    with rollouts.updating():
+        # Submitted back to back: the server goes from one to the other without waiting for us.
+        forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
+        optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=config.lr))
+        output = wait(forward_backward, backend.check_alive)
+        if rollouts.policy.version == 0:
+            check_reduction(batch, loss, output, backend.loss_reduction)
+        metrics |= policy_metrics(batch, loss, output)
+        metrics |= optimizer_metrics(wait(optim_step, backend.check_alive))
+        rollouts.policy = sync_policy(backend, trainer, version=rollouts.policy.version + 1)
+    return metrics
 
 
 def summary_line(step: int, steps: int, metrics: dict[str, float]) -> str:
-    if "reward/mean" not in metrics:
-        return f"step {step}/{steps}  every episode broke"
     depths = (name for name in metrics if name.startswith("success/depth_"))
     by_depth = " ".join(f"{name.removeprefix('success/depth_')}:{metrics[name]:.2f}" for name in depths)
     trained = (
         f"kl {metrics['policy/kl_sampler_trainer']:+.4f}  entropy {metrics['policy/entropy']:.3f}"
+        f"  staleness {metrics['staleness/mean']:.1f}"
         if "tokens/trained" in metrics
-        else "no mixed group, so no optimizer step"
+        else "no group with a signal, so no optimizer step"
     )
     return (
         f"step {step}/{steps}  reward {metrics['reward/mean']:.3f}  by depth {by_depth}"
-        f"  mixed {metrics['group/mixed']}  turns {metrics['episode/turns']:.1f}  {trained}"
-        f"  sample {metrics['time/sample']:.0f} s  train {metrics['time/train']:.0f} s"
+        f"  mixed {metrics['group/mixed']:.0f}  turns {metrics['episode/turns']:.1f}  {trained}"
+        f"  wait {metrics['time/wait']:.0f} s  train {metrics['time/train']:.0f} s"
     )
 
 

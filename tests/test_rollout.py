@@ -14,10 +14,9 @@ from sft_data.procedure import ROUNDS
 from textcraft import Episode, Task, load_tasks
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError
-from tinker_client.metrics import episode_metrics
+from tinker_client.metrics import episode_metrics, repeats
 from tinker_client.models import TINY_MODEL, stop_token_ids
-from tinker_client.rollout import EpisodeRecord, PlayConfig, Policy, play, turn_seed
-from train_grpo import group_advantages
+from tinker_client.rollout import PlayConfig, Policy, TurnRecord, play, turn_seed
 
 TASKS = load_tasks("train", "easy", [2])[:3]
 PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
@@ -155,11 +154,33 @@ def test_a_server_that_fails_every_episode_ends_the_run(template):
         run(template, Sampler(template, reply))
 
 
-def test_advantages_are_rewards_minus_the_mean_of_the_same_task(template):
-    rewards = {0: [1.0, 0.0, 0.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 1.0]}
-    episodes = [
-        EpisodeRecord(TASKS[group], 0, group, i, None, reward=reward)
-        for group, values in rewards.items()
-        for i, reward in enumerate(values)
+def turn(reply: str, kind: str = "info", version: int = 0, cut_off: bool = False) -> TurnRecord:
+    return TurnRecord(reply, "", kind, version, prompt_tokens=1, reply_tokens=1, cut_off=cut_off)
+
+
+def test_a_call_is_repeated_whatever_text_and_spaces_stand_around_it():
+    calls = [
+        'a <tool>craft({"a": 1}, ("b", 1))</tool>',
+        '<tool>craft({"a":1}, ("b", 1))</tool> so',
+        "<tool>finish()</tool>",
     ]
-    assert group_advantages(episodes) == [0.75, -0.25, -0.25, -0.25, 0.0, 0.0, -0.5, 0.5]
+    assert repeats([turn(call) for call in calls]) == 1
+    assert repeats([turn("no call"), turn("no call"), turn("another text")]) == 1
+    assert repeats([]) == 0
+
+
+def test_metrics_of_episodes_count_turns_ends_and_staleness(template):
+    play_on = expert(TASKS[:1])
+    (solved,) = play(TASKS[:1], 1, Policy(Sampler(template, play_on), 3), template, PLAYING, step=0, label="test")
+    view = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>")
+    playing = PlayConfig(max_turns=4, max_reply_tokens=64, temperature=1.0, context_length=4096, seed=0)
+    (circling,) = play(TASKS[:1], 1, Policy(view, 1), template, playing, step=0, label="test")
+    wrong = '<tool>craft({"c9_ore": 999}, ("c2_i4", 1))</tool>'
+    circling.turns[1:3] = [turn(wrong, "failed_craft", version=2), turn(wrong, "failed_craft", version=2)]
+    metrics = episode_metrics([solved, circling], policy_version=4)
+    assert (metrics["end/success"], metrics["end/out_of_turns"], metrics["end/wrong_finish"]) == (0.5, 0.5, 0.0)
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (2.0, 3)  # 4 - 3 and 4 - 1
+    assert (metrics["episode/failed_crafts"], metrics["episode/repeated_failed_crafts"]) == (1.0, 0.5)
+    assert metrics["episode/repeated_share"] == 2 / (len(solved.turns) + 4)
+    assert metrics["tokens/action"] == solved.conversation.action_tokens + circling.conversation.action_tokens
+    assert metrics["policy/entropy"] == pytest.approx(0.5)

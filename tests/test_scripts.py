@@ -14,10 +14,12 @@ import tinker
 
 import train_grpo
 import train_sft
+from tests.conftest import RANK
 from textcraft import Episode, Turn, load_tasks
 from tinker_client import rollout
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate
+from tinker_client.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
 from tinker_client.rollout import PlayConfig, play, sync_policy
 from tinker_client.run_dir import read_rows, resolve_state
@@ -101,22 +103,83 @@ def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path
             max_turns=2,
             max_reply_tokens=16,
             lr=1e-3,
+            max_staleness=1,
         )
     )
     metrics = read_rows(path / "metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2]
     for row in metrics:
         assert row["group/mixed"] > 0
+        assert row["group/mixed"] + row["group/all_solved"] + row["group/all_failed"] == 2
         assert row["optim/grad_norm"] > 0
         assert 0 < row["tokens/trained"] <= row["tokens/action"]
-        assert abs(row["policy/kl_sampler_trainer"]) < 0.02  # one step a batch: the trainer is the sampler
-        assert row["staleness/mean"] == row["episode/broken"] == 0
+        assert row["staleness/mean"] <= row["staleness/max"] <= 1
+        assert row["episode/broken"] == 0
+        assert row["time/step"] >= row["time/wait"] + row["time/train"]
+        if row["staleness/max"] == 0:  # one step a batch: the trainer is the sampler
+            assert abs(row["policy/kl_sampler_trainer"]) < 1e-3
+            assert row["policy/clip_fraction"] == 0
+    assert metrics[0]["staleness/max"] == 0
     for step in (1, 2):
         rows = read_rows(path / "episodes" / f"step_{step:06d}.jsonl")
-        assert [(row["group"], row["episode"]) for row in rows] == [(g, e) for g in range(2) for e in range(8)]
-        assert {turn["policy_version"] for row in rows for turn in row["turns"]} == {step - 1}
+        assert [(row["step"], row["group"], row["episode"]) for row in rows] == [
+            (step, g, e) for g in range(2) for e in range(8)
+        ]
+        versions = {turn["policy_version"] for row in rows for turn in row["turns"]}
+        assert versions <= {0, step - 1}
         assert sum(row["action_tokens"] for row in rows) == metrics[step - 1]["tokens/action"]
+        planned = [row["task_id"] for row in read_rows(path / "plan.jsonl") if row["step"] == step]
+        assert [row["task_id"] for row in rows[::8]] == planned
+    assert metrics[-1]["plan/groups"] == 4
     assert [row["step"] for row in read_rows(path / "checkpoints.jsonl")] == [2]
+
+
+def test_a_step_without_a_signal_makes_no_optimizer_step_and_says_so(backend: Backend, tmp_path: Path, capsys):
+    config = train_grpo.Config(
+        run_dir=tmp_path / "grpo",
+        backend=BackendConfig(base_url=backend.server["url"], loss_reduction="sequence_mean"),
+        rank=RANK,
+        depths=(2,),
+        steps=1,
+        groups=1,
+        group_size=2,
+        max_turns=1,
+        max_reply_tokens=4,
+    )
+    train_grpo.main(config)
+    (row,) = read_rows(config.run_dir / "metrics.jsonl")
+    assert (row["group/mixed"], row["group/all_failed"]) == (0, 1)
+    assert not {"tokens/trained", "optim/grad_norm", "policy/kl_sampler_trainer"} & row.keys()
+    assert row["tokens/action"] > 0
+    assert "no group with a signal, so no optimizer step" in capsys.readouterr().out
+
+
+def test_sampled_logprobs_are_the_trainers_before_an_update_and_after_it(
+    backend: Backend, adapter: tinker.TrainingClient
+):
+    template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+    playing = PlayConfig(max_turns=3, max_reply_tokens=32, temperature=1.0, context_length=2048, seed=0)
+    tasks = load_tasks("train", "easy")[:4]
+
+    def differences(episodes: Sequence[rollout.EpisodeRecord]) -> float:
+        """Mean absolute difference between the sampler's logprobs and the present trainer's."""
+        conversations = [episode.conversation for episode in episodes]
+        batch = supervised_batch(conversations, backend.loss_reduction)
+        output = adapter.forward(batch.datums, batch.loss_fn, batch.loss_fn_config).result(300)
+        sampled = [np.array(c.logprobs)[c.is_action] for c in conversations]
+        return float(np.abs(np.concatenate(batch.action_logprobs(output)) - np.concatenate(sampled)).mean())
+
+    policy = sync_policy(backend, adapter, version=0)
+    first = play(tasks, 1, policy, template, playing, step=0, label="test")
+    assert differences(first) < 1e-3
+    batch = policy_batch([e.conversation for e in first], [1.0, -1.0, 1.0, -1.0], PolicyLoss(), backend.loss_reduction)
+    forward_backward = adapter.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
+    adapter.optim_step(tinker.AdamParams(learning_rate=1e-2)).result(300)
+    check_reduction(batch, PolicyLoss(), forward_backward.result(300), backend.loss_reduction)
+    policy = sync_policy(backend, adapter, version=1)
+    second = play(tasks, 1, policy, template, playing, step=1, label="test")
+    assert differences(second) < 1e-3
+    assert differences(first) > 1e-2  # the update was large enough to be seen
 
 
 def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Path, tmp_path: Path):
@@ -215,6 +278,10 @@ def refused(monkeypatch, capsys) -> Callable[..., str]:
     [
         (["train_grpo.py", "--depths", 1], "no train task is left"),
         (["train_grpo.py", "--group-size", 1], "--group-size 1"),
+        (["train_grpo.py", "--clip-high", 0.9], "--clip-low and --clip-high"),
+        (["train_grpo.py", "--max-staleness", -1], "--max-staleness"),
+        (["train_grpo.py", "--max-groups", 64], "--max-groups bounds --dynamic-sampling"),
+        (["train_grpo.py", "--dynamic-sampling", "--max-groups", 3], "at least --groups"),
         (["train_grpo.py", "--init", "no/such/run"], "does not exist"),
         (["train_grpo.py", "--init", "tinker://model_1/sampler_weights/x"], "not a training state"),
         (["evaluate.py", "--tasks", "textcraft_synth.val.99999"], "no task 'textcraft_synth.val.99999'"),

@@ -7,6 +7,7 @@ end of that reply and the start of the next one. Replies enter as the tokens tha
 """
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,14 +111,15 @@ class Conversation:
 
     tokens: everything the model has read and written, in order. Only ever appended to.
     is_action: whether the loss is on the token: sampled (or demonstrated) by the model, its stop token included.
-    logprobs: of sampled tokens under the policy that sampled them; 0.0 elsewhere.
+    logprobs: of sampled tokens under the policy that sampled them; 0.0 elsewhere. An array, because the garbage
+    collector looks at every element of every list, and hundreds of episodes are in memory at once.
     """
 
     def __init__(self, template: ChatTemplate, opening: Sequence[Message]) -> None:
         self._template = template
         self.tokens: list[int] = template.opening(opening)
         self.is_action: list[bool] = [False] * len(self.tokens)
-        self.logprobs: list[float] = [0.0] * len(self.tokens)
+        self.logprobs = array("d", [0.0] * len(self.tokens))
 
     @property
     def action_tokens(self) -> int:

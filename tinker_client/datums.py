@@ -4,16 +4,22 @@ What we want, on every backend, is the mean over all action tokens of an optimiz
 
     L = 1/T  sum_i sum_t  m_it * l_it        m: action mask, T: action tokens of the whole step
 
-What a backend computes from the N datums it is sent before one `optim_step`, with client weights w (0 or 1 here):
+What a backend computes from the N datums it is sent before one `optim_step`, with w the client's `weights`:
 
     token_sum       sum_i sum_t w_it * l_it                          Megatron, FSDP and hosted Tinker
     sequence_mean   1/N sum_i [ sum_t w_it * l_it / sum_t w_it ]     SkyRL's JAX backend (skyrl/backends/jax.py)
 
+Where advantages enter the loss we send no `weights`, which hosted Tinker does not document there; SkyRL then takes
+w = 1, on the targets that are no actions too. Those get the advantage 0: then the loss and its gradient are 0 whatever
+the ratio is, so this form is exact on every backend. (Server-side averages, such as SkyRL's own clip ratio in its log,
+then count all targets. Ours are computed here, over action tokens.)
+
 The losses are linear in the advantage, PPO's positively homogeneous (a positive factor never changes which branch of
-its minimum is taken). So the advantages carry the correction: 1/T for a token sum, N * n_i / T for a mean of means,
-where n_i is the number of action tokens of datum i.
+its minimum is taken). So the advantages carry the correction: 1/T for a token sum, N * L_i / T for a mean of means,
+where L_i is the number of targets of datum i. N and T are those of the whole step, however many calls it is sent in.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,25 +30,62 @@ import tinker
 
 from tinker_client.backend import LossReduction
 from tinker_client.chat import Conversation
+from tinker_client.errors import UserError
 
 FloatArray = npt.NDArray[np.float32]
+PolicyLossName = Literal["ppo", "importance_sampling", "cispo"]
 
-CLIP_LOW, CLIP_HIGH = 0.8, 1.2
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A loss of Tinker's, with r the importance ratio (trainer's over sampler's probability) and A the advantage.
+
+    ppo: -min(r A, clip(r) A)   importance_sampling: -r A   cispo: -stop_gradient(clip(r)) A log p_trainer
+    clip keeps r between clip_low and clip_high.
+    """
+
+    name: PolicyLossName = "ppo"
+    clip_low: float = 0.8
+    clip_high: float = 1.2
+
+    @property
+    def config(self) -> dict[str, float] | None:
+        """The `loss_fn_config` of a call."""
+        if self.name == "importance_sampling":
+            return None
+        return {"clip_low_threshold": self.clip_low, "clip_high_threshold": self.clip_high}
+
+    def is_clipped(self, ratio: FloatArray, advantage: FloatArray) -> npt.NDArray[np.bool_]:
+        """Whether clipping changes the gradient of a token: PPO's to zero, CISPO's to that of the threshold."""
+        if self.name == "importance_sampling":
+            return np.zeros(ratio.shape, np.bool_)
+        too_low, too_high = ratio < self.clip_low, ratio > self.clip_high
+        return np.where(advantage > 0, too_high, too_low) if self.name == "ppo" else too_low | too_high
+
+    def objective(self, log_ratio: FloatArray, logprobs: FloatArray, advantage: FloatArray) -> FloatArray:
+        """What each token adds to the sum that is maximised: minus its loss."""
+        ratio = np.exp(log_ratio)
+        clipped = np.clip(ratio, self.clip_low, self.clip_high)
+        match self.name:
+            case "ppo":
+                return np.minimum(ratio * advantage, clipped * advantage)
+            case "cispo":
+                return clipped * advantage * logprobs
+            case "importance_sampling":
+                return ratio * advantage
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The arguments of one `forward_backward`, and what is needed to read its answer.
+    """The arguments of `forward_backward`, and what is needed to read its answer.
 
     action_masks: per datum, bool of shape (len(target_tokens),).
-    advantages: per datum, before any scaling; 1.0 for supervised batches.
     """
 
     datums: list[tinker.Datum]
-    loss_fn: Literal["cross_entropy", "ppo", "cispo"]
+    loss_fn: Literal["cross_entropy", "ppo", "importance_sampling", "cispo"]
     loss_fn_config: dict[str, float] | None
     action_masks: list[npt.NDArray[np.bool_]]
-    advantages: list[float]
 
     def action_logprobs(self, output: tinker.ForwardBackwardOutput) -> list[FloatArray]:
         """The trainer's logprobs of each datum's action tokens, from the answer to a forward (and backward) pass."""
@@ -53,8 +96,15 @@ class Batch:
 
     def sampled_logprobs(self) -> list[FloatArray]:
         """The sampler's logprobs of each datum's action tokens."""
+        return self._of_actions("logprobs")
+
+    def sent_advantages(self) -> list[FloatArray]:
+        """The advantages of each datum's action tokens as the server gets them, scaled for its reduction."""
+        return self._of_actions("advantages")
+
+    def _of_actions(self, name: str) -> list[FloatArray]:
         return [
-            datum.loss_fn_inputs["logprobs"].to_numpy()[mask]
+            datum.loss_fn_inputs[name].to_numpy()[mask]
             for datum, mask in zip(self.datums, self.action_masks, strict=True)
         ]
 
@@ -68,24 +118,25 @@ def supervised_batch(conversations: Sequence[Conversation], reduction: LossReduc
     """
     total = sum(conversation.action_tokens for conversation in conversations)
     shifted = [_shift(conversation) for conversation in conversations]
+    masks = [s.mask for s in shifted]
     if reduction == "token_sum":
         datums = [_datum(s, weights=s.mask.astype(np.float32) / np.float32(total)) for s in shifted]
-        return Batch(datums, "cross_entropy", None, [s.mask for s in shifted], [1.0] * len(datums))
+        return Batch(datums, "cross_entropy", None, masks)
     datums = [
         _datum(
             s,
-            weights=s.mask.astype(np.float32),
             logprobs=np.zeros(len(s.mask), np.float32),
-            advantages=s.mask * _scale(int(s.mask.sum()), len(shifted), total, reduction),
+            advantages=s.mask * _scale(len(s.mask), len(shifted), total, reduction),
         )
         for s in shifted
     ]
-    thresholds = {"clip_low_threshold": 1.0, "clip_high_threshold": 1.0}
-    return Batch(datums, "cispo", thresholds, [s.mask for s in shifted], [1.0] * len(datums))
+    return Batch(datums, "cispo", PolicyLoss("cispo", 1.0, 1.0).config, masks)
 
 
-def ppo_batch(conversations: Sequence[Conversation], advantages: Sequence[float], reduction: LossReduction) -> Batch:
-    """One optimizer step of PPO's clipped objective, mean over all action tokens of `conversations`.
+def policy_batch(
+    conversations: Sequence[Conversation], advantages: Sequence[float], loss: PolicyLoss, reduction: LossReduction
+) -> Batch:
+    """One optimizer step of a policy loss, mean over all action tokens of `conversations`.
 
     conversations: all episodes of the step. advantages: one an episode, the same for each of its action tokens.
     Episodes with advantage 0 contribute nothing to the sum, so they are not sent, but their tokens count in the mean.
@@ -99,19 +150,53 @@ def ppo_batch(conversations: Sequence[Conversation], advantages: Sequence[float]
     datums = [
         _datum(
             s,
-            weights=s.mask.astype(np.float32),
             logprobs=s.logprobs,
-            advantages=s.mask * np.float32(advantage) * _scale(int(s.mask.sum()), len(sent), total, reduction),
+            advantages=s.mask * np.float32(advantage) * _scale(len(s.mask), len(sent), total, reduction),
         )
         for s, advantage in sent
     ]
-    thresholds = {"clip_low_threshold": CLIP_LOW, "clip_high_threshold": CLIP_HIGH}
-    return Batch(datums, "ppo", thresholds, [s.mask for s, _ in sent], [advantage for _, advantage in sent])
+    return Batch(datums, loss.name, loss.config, [s.mask for s, _ in sent])
 
 
-def _scale(action_tokens: int, datums: int, total: int, reduction: LossReduction) -> np.float32:
+def check_reduction(
+    batch: Batch, loss: PolicyLoss, output: tinker.ForwardBackwardOutput, reduction: LossReduction
+) -> None:
+    """Compare the answer to a policy loss with what `reduction` promises; raises UserError where they contradict.
+
+    What answers tell (SkyRL 0.4.0, Tinker's documentation):
+    JAX reports no metrics and each token's loss (`elementwise_loss`), but nothing that it has reduced. So it is known
+    by this form alone; that it divides by N and L_i was read in its source and is tested against its gradients.
+    SkyRL's GPU backends report `pg_loss:sum` and hosted Tinker `loss:sum`, the reduced loss itself. It is compared with
+    the token sum computed here from the returned logprobs. The comparison is coarse, a factor of 3, because a call
+    that the SDK cuts in n pieces can report n times the loss (SkyRL gives every piece the loss of all of them);
+    a mean of means is further off than that, by a factor of the length of an episode. Where the terms cancel to almost
+    nothing there is nothing to compare.
+    Neither form: another server, and nothing is known. The gradient norm tells nothing without one to compare with.
+    """
+    metrics = output.metrics or {}
+    reported = next((metrics[name] for name in ("pg_loss:sum", "loss:sum") if name in metrics), None)
+    if reported is None:
+        if not metrics and "elementwise_loss" in output.loss_fn_outputs[0] and reduction != "sequence_mean":
+            raise UserError("the server answers like SkyRL's JAX backend: give --loss-reduction sequence_mean")
+        return
+    if reduction != "token_sum":
+        raise UserError("the server reports a sum over tokens, as JAX does not: give --loss-reduction token_sum")
+    trainer, advantage = np.concatenate(batch.action_logprobs(output)), np.concatenate(batch.sent_advantages())
+    terms = loss.objective(trainer - np.concatenate(batch.sampled_logprobs()), trainer, advantage)
+    expected = -float(terms.sum(dtype=np.float64))
+    # The SDK's limits on a piece are 1,024 datums and 5 MB; counted generously.
+    pieces = math.ceil(len(batch.datums) / 1024) + sum(40 * len(mask) for mask in batch.action_masks) // 5_000_000
+    comparable = abs(expected) > 0.05 * float(np.abs(terms).sum(dtype=np.float64))
+    if comparable and not 1 / 3 < reported / expected < 3 * pieces:
+        raise UserError(
+            f"the server reports a loss of {reported:.4g} where the sum over tokens is {expected:.4g}: it reduces in "
+            "a way that --loss-reduction does not know"
+        )
+
+
+def _scale(targets: int, datums: int, total: int, reduction: LossReduction) -> np.float32:
     """The factor on a datum's advantages that makes the backend's reduction the mean over `total` action tokens."""
-    return np.float32(1 / total if reduction == "token_sum" else datums * action_tokens / total)
+    return np.float32(1 / total if reduction == "token_sum" else datums * targets / total)
 
 
 @dataclass(frozen=True)

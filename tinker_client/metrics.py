@@ -6,8 +6,10 @@ from itertools import groupby
 import numpy as np
 import tinker
 
-from tinker_client.datums import CLIP_HIGH, CLIP_LOW, Batch, FloatArray
+from tinker_client.datums import Batch, FloatArray, PolicyLoss
 from tinker_client.rollout import EpisodeRecord, TurnRecord
+
+ENDS = ("success", "wrong_finish", "out_of_turns", "out_of_context")
 
 
 def action_nll(logprobs: Sequence[FloatArray]) -> float:
@@ -26,18 +28,25 @@ def episode_metrics(episodes: Sequence[EpisodeRecord], policy_version: int) -> d
         return metrics
     turns = [turn for episode in played for turn in episode.turns]
     sampled = np.concatenate([np.array(e.conversation.logprobs)[e.conversation.is_action] for e in played])
+    staleness = [
+        policy_version - min((turn.policy_version for turn in e.turns), default=policy_version) for e in played
+    ]
+    failed_crafts = [[turn for turn in e.turns if turn.kind == "failed_craft"] for e in played]
     per_episode = 1 / len(played)
     metrics |= {
         "reward/mean": sum(e.reward for e in played) * per_episode,
         "episode/turns": len(turns) * per_episode,
-        "episode/failed_crafts": sum(turn.kind == "failed_craft" for turn in turns) * per_episode,
+        "episode/failed_crafts": sum(map(len, failed_crafts)) * per_episode,
+        "episode/repeated_failed_crafts": sum(map(repeats, failed_crafts)) * per_episode,
+        "episode/repeated_share": sum(repeats(e.turns) for e in played) / max(len(turns), 1),
         "episode/invalid_turns": sum(turn.kind == "invalid" for turn in turns) * per_episode,
         "episode/cut_off_replies": sum(turn.cut_off for turn in turns) * per_episode,
-        "episode/out_of_context": sum(e.end == "out_of_context" for e in played) * per_episode,
+        **{f"end/{end}": sum(e.end == end for e in played) * per_episode for end in ENDS},
         "tokens/action": len(sampled),
         # A one-sample estimate: the mean of -log p over tokens drawn from p, which is the entropy at temperature 1.
         "policy/entropy": -float(sampled.mean()) if len(sampled) else 0.0,
-        "staleness/mean": sum(policy_version - _oldest_version(e.turns, policy_version) for e in played) * per_episode,
+        "staleness/mean": sum(staleness) * per_episode,
+        "staleness/max": max(staleness),
     }
     by_depth = sorted(played, key=lambda e: e.task.depth)
     for depth, same in groupby(by_depth, key=lambda e: e.task.depth):
@@ -45,23 +54,32 @@ def episode_metrics(episodes: Sequence[EpisodeRecord], policy_version: int) -> d
     return metrics
 
 
-def policy_metrics(batch: Batch, output: tinker.ForwardBackwardOutput) -> dict[str, float]:
-    """How far the policy in training is from the one that sampled, over the tokens that were sent.
+def repeats(turns: Sequence[TurnRecord]) -> int:
+    """How many of an episode's turns make a call that was made before in it; spaces and the text around it aside."""
+    return len(turns) - len({_call(turn.reply) for turn in turns})
+
+
+def _call(reply: str) -> str:
+    return "".join(reply.rpartition("<tool>")[2].partition("</tool>")[0].split())
+
+
+def policy_metrics(batch: Batch, loss: PolicyLoss, output: tinker.ForwardBackwardOutput) -> dict[str, float]:
+    """How far the policy in training is from the one that sampled, over the action tokens that were sent.
 
     kl_sampler_trainer is KL(sampler || trainer) estimated on the sampled tokens: the mean of log p_sampler -
     log p_trainer (k1, unbiased), and the k3 form, never negative and less noisy (Schulman 2020, "Approximating KL
     divergence").
-    clip_fraction counts the tokens whose gradient PPO's clipping sets to zero.
+    clip_fraction counts the tokens whose gradient the loss's clipping changes.
     """
-    trainer = batch.action_logprobs(output)
-    log_ratio = np.concatenate(trainer) - np.concatenate(batch.sampled_logprobs())
-    advantage = np.repeat(batch.advantages, [len(logprobs) for logprobs in trainer])
+    log_ratio = np.concatenate(batch.action_logprobs(output)) - np.concatenate(batch.sampled_logprobs())
     ratio = np.exp(log_ratio)
-    clipped = np.where(advantage > 0, ratio > CLIP_HIGH, ratio < CLIP_LOW)
+    clipped = loss.is_clipped(ratio, np.concatenate(batch.sent_advantages()))
     return {
         "policy/kl_sampler_trainer": -float(log_ratio.mean()),
         "policy/kl_sampler_trainer_k3": float((ratio - 1 - log_ratio).mean()),
         "policy/clip_fraction": float(clipped.mean()),
+        "policy/ratio_min": float(ratio.min()),
+        "policy/ratio_max": float(ratio.max()),
         "tokens/trained": len(log_ratio),
     }
 
@@ -70,7 +88,3 @@ def optimizer_metrics(output: tinker.OptimStepResponse) -> dict[str, float]:
     """What the server says about its optimizer step; SkyRL names the gradient norm, others may not."""
     grad_norm = (output.metrics or {}).get("skyrl.ai/grad_norm")
     return {} if grad_norm is None else {"optim/grad_norm": grad_norm}
-
-
-def _oldest_version(turns: Sequence[TurnRecord], default: int) -> int:
-    return min((turn.policy_version for turn in turns), default=default)

@@ -9,7 +9,7 @@ the batch up with rows that cost as much as real ones: 5 to 15 % slower (32 epis
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,6 +33,17 @@ class Policy:
 
     client: tinker.SamplingClient
     version: int
+
+    async def sample(
+        self, prompt: tinker.ModelInput, params: tinker.SamplingParams
+    ) -> tuple[tinker.SampledSequence, int]:
+        """One reply, and the version that sampled it. Raises whatever the SDK raises, or TimeoutError."""
+        future = self.client.sample(prompt, num_samples=1, sampling_params=params)
+        response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
+        return response.sequences[0], self.version
+
+
+Sample = Callable[[tinker.ModelInput, tinker.SamplingParams], Awaitable[tuple[tinker.SampledSequence, int]]]
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,8 @@ class TurnRecord:
 class EpisodeRecord:
     """One played episode.
 
-    step: the training step it is played for; group: the index of its task within the step; episode: its index within
-    the group.
+    step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
+    episodes file says which); group: the index of its task within the step; episode: its index within the group.
     end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
     conversation: the tokens for training; stays in memory.
     """
@@ -151,11 +162,11 @@ def play(
         disable=not console.is_terminal,
     ) as progress:
         left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
-        bar = _Bar(progress, label, len(left))
+        bar = Bar(progress, label, len(left))
 
         async def play_one(group: int, episode: int) -> EpisodeRecord:
             record = await play_episode(
-                tasks[group], policy, template, config, step=step, group=group, episode=episode, bar=bar
+                tasks[group], policy.sample, template, config, step=step, group=group, episode=episode, bar=bar
             )
             on_episode(record)
             return record
@@ -171,19 +182,22 @@ def play(
 
 async def play_episode(
     task: Task,
-    policy: Policy,
+    sample: Sample,
     template: ChatTemplate,
     config: PlayConfig,
     *,
     step: int,
     group: int,
     episode: int,
-    bar: "_Bar",
+    bar: "Bar",
 ) -> EpisodeRecord:
-    """Play one episode to its end."""
+    """Play one episode to its end. Each turn is sampled anew, so that an episode may span policy versions."""
     game = Episode(task, max_turns=config.max_turns)
     conversation = Conversation(template, game.messages)
     record = EpisodeRecord(task, step, group, episode, conversation)
+    # The prompt in pieces, one a turn, so that no turn validates again what earlier ones have sent.
+    prompt: list[tinker.EncodedTextChunk] = []
+    sent = 0
     while game.end is None:
         prompt_tokens = len(conversation.tokens)
         room = config.context_length - prompt_tokens
@@ -196,8 +210,10 @@ async def play_episode(
             seed=turn_seed(config.seed, step, group, episode, game.turns),
             stop=template.stop_token_ids,
         )
+        prompt.append(tinker.EncodedTextChunk(tokens=conversation.tokens[sent:]))
+        sent = prompt_tokens
         try:
-            sequence = await _sample(policy.client, conversation.tokens, params)
+            sequence, version = await sample(tinker.ModelInput(chunks=prompt), params)
         except Exception as error:  # whatever the SDK raises, the other episodes go on
             record.error = f"{type(error).__name__}: {error}"
             break
@@ -211,7 +227,7 @@ async def play_episode(
                 reply=reply,
                 observation=turn.observation,
                 kind=turn.kind,
-                policy_version=policy.version,
+                policy_version=version,
                 prompt_tokens=prompt_tokens,
                 reply_tokens=len(sequence.tokens),
                 cut_off=not template.ends_reply(sequence.tokens),
@@ -225,26 +241,41 @@ async def play_episode(
     return record
 
 
-async def _sample(
-    client: tinker.SamplingClient, tokens: Sequence[int], params: tinker.SamplingParams
-) -> tinker.SampledSequence:
-    future = client.sample(tinker.ModelInput.from_ints(list(tokens)), num_samples=1, sampling_params=params)
-    response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
-    return response.sequences[0]
+class Bar:
+    """A line of progress: episodes that ended of those begun, turns, and how many were solved."""
 
-
-class _Bar:
-    """The progress of one call of `play`."""
-
-    def __init__(self, progress: Progress, label: str, episodes: int) -> None:
+    def __init__(self, progress: Progress, label: str, episodes: int = 0) -> None:
         self._progress = progress
         self._task = progress.add_task(label, total=episodes, turns=0, successes=0)
+        self._begun, self._ended = episodes, 0
         self._turns = self._solved = 0
 
+    def begin(self, label: str, *, done_with: int) -> None:
+        """Start counting under a new label, without the `done_with` episodes that the label before was about."""
+        self._begun -= done_with
+        self._ended -= done_with
+        self._turns = self._solved = 0
+        self._progress.reset(self._task)
+        self._progress.update(self._task, description=label)
+        self._show()
+
+    def expect(self, episodes: int) -> None:
+        """Count more episodes as begun."""
+        self._begun += episodes
+        self._show()
+
     def turn(self) -> None:
+        """Count a turn."""
         self._turns += 1
-        self._progress.update(self._task, turns=self._turns)
+        self._show()
 
     def episode(self, *, solved: bool) -> None:
+        """Count an episode that has ended."""
+        self._ended += 1
         self._solved += solved
-        self._progress.update(self._task, advance=1, successes=self._solved)
+        self._show()
+
+    def _show(self) -> None:
+        self._progress.update(
+            self._task, total=self._begun, completed=self._ended, turns=self._turns, successes=self._solved
+        )

@@ -4,6 +4,7 @@ config.json        every flag resolved, versions, git commit, what is known abou
 metrics.jsonl      one object a step, `step` strictly increasing
 checkpoints.jsonl  one object a saved state: step, state_path
 episodes/*.jsonl   every episode
+plan.jsonl         train_grpo.py: the task of each group, in the order of play
 server/            the local server's database, checkpoints and log
 """
 
@@ -31,7 +32,8 @@ Row = dict[str, Any]
 
 FORMAT = 1  # of a run directory; a reader refuses what it does not know
 OWN_NAMES = (
-    "metrics.jsonl", "checkpoints.jsonl", "episodes", "episodes.jsonl", "summary.json", "server", "config.json",
+    "metrics.jsonl", "checkpoints.jsonl", "plan.jsonl", "episodes", "episodes.jsonl", "summary.json", "server",
+    "config.json",
 )  # fmt: skip
 TRAINING_PATH = re.compile(r"tinker://(?P<model>[\w.:-]+)/weights/(?P<name>[\w.-]+)")
 

@@ -18,17 +18,17 @@ class Request[T](Protocol):
         """Its answer; raises TimeoutError if there is none within `timeout` seconds."""
 
 
-def wait[T](request: Request[T], check_alive: Callable[[], None]) -> T:
-    """The result of a request to train.
+def wait[T](request: Request[T], check_alive: Callable[[], None], timeout_s: float = STEP_TIMEOUT_S) -> T:
+    """The result of a request, by default one to train.
 
-    check_alive: raises if the server has ended (`Backend.check_alive`). Raises TimeoutError after STEP_TIMEOUT_S.
+    check_alive: raises if the server has ended (`Backend.check_alive`). Raises TimeoutError after `timeout_s`.
     """
-    deadline = time.monotonic() + STEP_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with suppress(TimeoutError):
             return request.result(timeout=_CHECK_EVERY_S)
         check_alive()
-    raise TimeoutError(f"the server has not answered within {STEP_TIMEOUT_S:.0f} s")
+    raise TimeoutError(f"the server has not answered within {timeout_s:.0f} s")
 
 
 async def while_alive[T](work: asyncio.Future[T], check_alive: Callable[[], None]) -> T:

@@ -1,0 +1,182 @@
+"""A stand-in for a Tinker server that takes fixed times for everything, so that what is measured is the client.
+
+    python benchmarks/stand_in.py --port 8765
+
+It speaks as much of the protocol as train_grpo.py and evaluate.py ask for (SkyRL 0.4.0, tinker 0.25). Its model, called
+stand-in, replies with a look at the inventory and now and then with finish(), decided by the sampling seed; its trainer
+answers with the sampler's logprobs and a token sum. Use the tiny model's tokenizer with it.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+import uvicorn
+from skyrl.tinker.proto_serialization import parse_forward_backward_request, serialize_result
+from skyrl.tinker.types import RequestType
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tinker_client.chat import ChatTemplate
+from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
+
+THOUGHTS = "I look at what there is before I go on, since the last craft may have used some of it up. " * 2
+LOOK, FINISH = f"{THOUGHTS}<tool>view_inventory()</tool>", f"{THOUGHTS}<tool>finish()</tool>"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The times that things take, in seconds."""
+
+    port: int = 8765
+    turn_s: float = 0.5
+    """One reply, from when it begins."""
+    slots: int = 128
+    """Replies at once; others wait."""
+    forward_backward_s: float = 2.0
+    """Per call. Training calls are done one after another, beside sampling."""
+    optim_step_s: float = 0.3
+    """Per optimizer step."""
+    save_s: float = 0.3
+    """Weights for a sampler, or a state."""
+    finish_share: float = 0.1
+    """Share of replies that end the episode."""
+
+
+class StandIn:
+    """The service's state: results that are not fetched yet, and what is busy."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        tokenizer = load_tokenizer(str(TINY_MODEL))
+        template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+        self.replies = {text: template.reply(text) for text in (LOOK, FINISH)}
+        self.results: dict[str, asyncio.Task[Response]] = {}
+        self.numbers = itertools.count(1)
+        self.slots = asyncio.Semaphore(config.slots)
+        self.training = asyncio.Lock()
+
+    def app(self) -> Starlette:
+        """The routes."""
+        answers: dict[str, dict[str, Any]] = {
+            "client/config": {"pjwt_auth_enabled": False},
+            "create_session": {"type": "create_session", "session_id": "session"},
+            "session_heartbeat": {"type": "session_heartbeat"},
+            "create_sampling_session": {"type": "create_sampling_session", "sampling_session_id": "sampler"},
+            "telemetry": {"status": "accepted"},
+            "healthz": {"status": "ok"},
+            "get_server_capabilities": {"supported_models": [{"model_name": "stand-in"}]},
+        }
+        works: dict[str, Callable[[bytes, dict[str, Any]], Coroutine[Any, Any, Response]]] = {
+            "asample": self.sample,
+            "forward_backward": self.forward_backward,
+            "optim_step": self.optim_step,
+            "save_weights": self.save_weights,
+            "save_weights_for_sampler": self.save_weights_for_sampler,
+            "create_model": self.create_model,
+            "unload_model": self.unload_model,
+        }
+        routes = [
+            Route(f"/api/v1/{name}", _constant(answer), methods=["GET", "POST"]) for name, answer in answers.items()
+        ]
+        routes += [Route(f"/api/v1/{name}", self._start(work), methods=["POST"]) for name, work in works.items()]
+        routes.append(Route("/api/v1/retrieve_future", self.retrieve_future, methods=["POST"]))
+        return Starlette(routes=routes)
+
+    def _start(
+        self, work: Callable[[bytes, dict[str, Any]], Coroutine[Any, Any, Response]]
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def start(request: Request) -> Response:
+            number = str(next(self.numbers))
+            is_json = "json" in request.headers.get("content-type", "")
+            body = await request.body()
+            parsed = await request.json() if is_json else {}
+            self.results[number] = asyncio.create_task(work(body, parsed))
+            return JSONResponse({"future_id": number, "request_id": number, "status": "pending", "model_id": "model"})
+
+        return start
+
+    async def retrieve_future(self, request: Request) -> Response:
+        """Wait for a result, and forget it once it is there."""
+        number = (await request.json())["request_id"]
+        response = await asyncio.shield(self.results[number])
+        self.results.pop(number, None)
+        return response
+
+    async def sample(self, body: bytes, request: dict[str, Any]) -> Response:
+        """A reply after `turn_s` in one of the slots."""
+        seed, most = request["sampling_params"].get("seed") or 0, request["sampling_params"]["max_tokens"]
+        async with self.slots:
+            if most > 1:  # the single token that a new sampling client is primed with is free
+                await asyncio.sleep(self.config.turn_s)
+        ends = random.Random(seed).random() < self.config.finish_share
+        tokens = self.replies[FINISH if ends else LOOK][:most]
+        sequence = {"stop_reason": "stop", "tokens": tokens, "logprobs": [-0.5] * len(tokens)}
+        return _protobuf(RequestType.SAMPLE, {"sequences": [sequence], "prompt_logprobs": None})
+
+    async def forward_backward(self, body: bytes, request: dict[str, Any]) -> Response:
+        """The sampler's logprobs as the trainer's, and the token sum of the loss."""
+        data = parse_forward_backward_request(body)[0]["forward_backward_input"]["data"]
+        async with self.training:
+            await asyncio.sleep(self.config.forward_backward_s)
+        outputs = [_floats(datum["loss_fn_inputs"]["logprobs"]["data"]) for datum in data]
+        loss = -sum(sum(datum["loss_fn_inputs"]["advantages"]["data"]) for datum in data)
+        answer = {"loss_fn_output_type": "scalar", "loss_fn_outputs": outputs, "metrics": {"loss:sum": loss}}
+        return _protobuf(RequestType.FORWARD_BACKWARD, answer)
+
+    async def optim_step(self, body: bytes, request: dict[str, Any]) -> Response:
+        """A gradient norm of 1."""
+        async with self.training:
+            await asyncio.sleep(self.config.optim_step_s)
+        return JSONResponse({"metrics": {"skyrl.ai/grad_norm": 1.0}})
+
+    async def save_weights(self, body: bytes, request: dict[str, Any]) -> Response:
+        """A path."""
+        async with self.training:
+            await asyncio.sleep(self.config.save_s)
+        return JSONResponse({"type": "save_weights", "path": f"tinker://model/weights/{request['path']}"})
+
+    async def save_weights_for_sampler(self, body: bytes, request: dict[str, Any]) -> Response:
+        """A sampling session."""
+        async with self.training:
+            await asyncio.sleep(self.config.save_s)
+        answer = {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": "sampler"}
+        return JSONResponse(answer)
+
+    async def create_model(self, body: bytes, request: dict[str, Any]) -> Response:
+        """The only model."""
+        return JSONResponse({"type": "create_model", "model_id": "model"})
+
+    async def unload_model(self, body: bytes, request: dict[str, Any]) -> Response:
+        """Nothing to unload."""
+        return JSONResponse({"type": "unload_model", "model_id": "model"})
+
+
+def _constant(answer: dict[str, Any]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def respond(request: Request) -> Response:
+        return JSONResponse(answer)
+
+    return respond
+
+
+def _floats(values: list[float]) -> dict[str, Any]:
+    return {"logprobs": {"data": values, "dtype": "float32", "shape": [len(values)]}}
+
+
+def _protobuf(kind: RequestType, answer: dict[str, Any]) -> Response:
+    return Response(serialize_result(kind, answer), media_type="application/x-protobuf")
+
+
+if __name__ == "__main__":
+    config = tyro.cli(Config)
+    uvicorn.run(StandIn(config).app(), host="127.0.0.1", port=config.port, log_level="warning")

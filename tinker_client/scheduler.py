@@ -1,0 +1,146 @@
+"""Which groups may be played when: sampling runs ahead of training, by a bounded number of steps.
+
+Groups are numbered, start in that order and are trained on in that order. A step takes groups from the head of the
+queue and waits for the oldest one, however long it takes. None is dropped, so that long episodes are trained on as
+often as they are started.
+
+The bound. While step c collects its groups or trains, the weights in use have the updates of all steps before c. A
+group that starts now and is trained on by step s is therefore at most s - c updates old, even its very first turn. So
+it may start once it is certain that s <= c + max_staleness. That is certain where few enough groups are in line before
+it, since every step takes at least its number of groups, and step c at least those that it still lacks. No clock and no
+guess at how long an episode lasts is needed, and nothing has to be thrown away afterwards.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+class Scheduler[Group]:
+    """Plays groups ahead of the steps that train on them. Runs within one event loop.
+
+    play: plays the group of a number, counted from 0. steps: of the whole run. size: groups a step.
+    max_staleness: updates between the policy that sampled a turn and the one that it trains; 0 is synchronous.
+    in_play: groups that are played at once, at most. More than keep the server busy only grow stale.
+    counts: which groups count towards `size`; a step plays more until it has so many that do, but at most `limit`.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[int], Coroutine[Any, Any, Group]],
+        *,
+        steps: int,
+        size: int,
+        max_staleness: int,
+        in_play: int,
+        counts: Callable[[Group], bool] = lambda group: True,
+        limit: int | None = None,
+    ) -> None:
+        self._play = play
+        self._steps = steps
+        self._size = size
+        self._max_staleness = max_staleness
+        self._in_play = in_play
+        self._counts = counts
+        self._limit = size if limit is None else max(limit, size)
+        self._step = 0
+        self._lacking = 0  # groups that the present step takes for certain, beside those it has
+        self._queue: deque[asyncio.Task[Group]] = deque()  # started and not yet taken, oldest first
+        self.started = 0
+        self.taken = 0
+
+    async def next_step(self) -> list[Group]:
+        """The groups of the next step, in order, once all are played. The step before must have been trained.
+
+        Raises what `play` raised.
+        """
+        self._step += 1
+        groups: list[Group] = []
+        counted = 0
+        while (lacking := min(self._size - counted, self._limit - len(groups))) > 0:
+            self._lacking = lacking
+            self._start()
+            group = await self._queue[0]
+            self._queue.popleft()
+            self.taken += 1
+            groups.append(group)
+            counted += self._counts(group)
+        self._lacking = 0
+        return groups
+
+    async def close(self) -> None:
+        """Stop what is in play."""
+        for task in self._queue:
+            task.cancel()
+        await asyncio.gather(*self._queue, return_exceptions=True)
+
+    def _start(self) -> None:
+        """Start every group that may start."""
+        ahead = min(self._max_staleness, self._steps - self._step)
+        while (
+            len(self._queue) < self._lacking + ahead * self._size
+            and sum(not task.done() for task in self._queue) < self._in_play
+        ):
+            task = asyncio.get_running_loop().create_task(self._play(self.started))
+            task.add_done_callback(self._on_done)
+            self._queue.append(task)
+            self.started += 1
+
+    def _on_done(self, task: asyncio.Task[Group]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._start()
+
+
+class Gate:
+    """Turns that are being sampled, and pauses in which none may be.
+
+    SkyRL's JAX backend has one copy of an adapter. Sampling through the newest client reads it while it trains, so that
+    a turn sampled between an optimizer step and the save that follows would be of a newer policy than it says; a turn
+    sampled through an older client would load that one's weights over those in training. So there an update happens
+    while no turn is in flight, and turns asked for meanwhile wait and then go through the new client.
+    """
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turns = 0
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Around the sampling of one turn: waits for a pause to end."""
+        while not self._open.is_set():  # it can be closed again before this task gets to run
+            await self._open.wait()
+        if self._turns == 0:
+            self._busy_since = self._now()
+            self._idle.clear()
+        self._turns += 1
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if self._turns == 0:
+                self._busy_s += self._now() - self._busy_since
+                self._idle.set()
+
+    async def pause(self) -> None:
+        """Let no further turn begin, and wait until none is in flight."""
+        self._open.clear()
+        await self._idle.wait()
+
+    def resume(self) -> None:
+        """End the pause."""
+        self._open.set()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which at least one turn was in flight."""
+        return self._busy_s + (self._now() - self._busy_since if self._turns else 0.0)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
