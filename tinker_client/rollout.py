@@ -6,7 +6,7 @@ server is asked for at once, and in which order, is up to the `Gate` before it.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -140,9 +140,12 @@ def play(
     step: int,
     label: str,
     check_alive: Callable[[], None] = lambda: None,
+    finished: Collection[tuple[int, int]] = (),
+    on_episode: Callable[[EpisodeRecord], None] = lambda episode: None,
 ) -> list[EpisodeRecord]:
     """Play each task `rollouts` times, all at once, under a progress bar called `label`.
 
+    finished: (group, episode) of those that need not be played. on_episode: called with each episode when it ends.
     Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
     A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
     Raises UserError if the server fails every episode.
@@ -158,25 +161,25 @@ def play(
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar = Bar(progress, label, len(tasks) * rollouts)
+        left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
+        bar = Bar(progress, label, len(left))
+        gate = Gate(config.turns_in_flight)
+
+        async def sample(
+            prompt: tinker.ModelInput, params: tinker.SamplingParams
+        ) -> tuple[tinker.SampledSequence, int]:
+            async with gate.turn(prompt.length):
+                return await policy.sample(prompt, params)
+
+        async def play_one(group: int, episode: int) -> EpisodeRecord:
+            record = await play_episode(
+                tasks[group], sample, template, config, step=step, group=group, episode=episode, bar=bar
+            )
+            on_episode(record)
+            return record
 
         async def play_all() -> list[EpisodeRecord]:
-            gate = Gate(config.turns_in_flight)
-
-            async def sample(
-                prompt: tinker.ModelInput, params: tinker.SamplingParams
-            ) -> tuple[tinker.SampledSequence, int]:
-                async with gate.turn(prompt.length):
-                    return await policy.sample(prompt, params)
-
-            work = asyncio.gather(
-                *(
-                    play_episode(task, sample, template, config, step=step, group=group, episode=episode, bar=bar)
-                    for group, task in enumerate(tasks)
-                    for episode in range(rollouts)
-                )
-            )
-            return await while_alive(work, check_alive)
+            return await while_alive(asyncio.gather(*(play_one(*which) for which in left)), check_alive)
 
         episodes = asyncio.run(play_all())
     if all(episode.end == "broken" for episode in episodes):
