@@ -18,8 +18,6 @@ from tinker_client.run_dir import RunDir, SavedState, append_rows, read_config, 
 _MAY_CHANGE = frozenset(
     {"run_dir", "resume", "overwrite", "dry_run", "base_url", "loss_reduction", "turns_in_flight", "checkpoint"}
 )
-    {"run_dir", "resume", "overwrite", "dry_run", "base_url", "loss_reduction", "checkpoint", "turns_in_flight"}
-)
 
 
 class EvaluationRun:
