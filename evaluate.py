@@ -2,27 +2,40 @@
 
     python evaluate.py --run-dir evals/base --difficulty hard --rollouts 4
     python evaluate.py --run-dir evals/sft --difficulty hard --rollouts 4 --checkpoint runs/sft
-    python evaluate.py report evals/base evals/sft
+    python evaluate.py report evals/base evals/sft --out report
 
 Without --base-url it starts SkyRL's server with the tiny model on this machine's CPU.
 
-Writes config.json, episodes.jsonl and summary.json into --run-dir. `report` needs no server: it reads the episodes.
+Writes config.json, episodes.jsonl (each episode as it ends) and summary.json into --run-dir; what was interrupted goes
+on with --resume. `report` needs no server: it reads the episodes.
 """
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
+from textcraft import Task
 from textcraft.world import Difficulty, Split
 from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
+from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.evaluation import comparison_table, summarize, summarize_by_depth, summary_table
+from tinker_client.evaluation import EvaluationRun
+from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
+from tinker_client.players import PlayerClient, oracle
+from tinker_client.report.episodes import load_evaluations
+from tinker_client.report.render import print_tables
+from tinker_client.report.scope import scope
+from tinker_client.report.tables import tables
 from tinker_client.rollout import PlayConfig, Policy, play
-from tinker_client.run_dir import RunDir, append_rows, read_rows, resolve_state, write_json
+from tinker_client.run_dir import SavedState, resolve_state
 from tinker_client.tasks import select_tasks
 
 
@@ -35,6 +48,8 @@ class Config:
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
     checkpoint: str | None = None
     """What to evaluate: a run directory (its last checkpoint) or a tinker:// training path. Default: the base model."""
+    player: Literal["model", "oracle"] = "model"
+    """Who plays: the model, or the expert who knows every recipe. The expert needs no server and shows the ceilings."""
     split: Split = "val"
     """Reported numbers are on val; train shows what was learnt by heart."""
     difficulty: Difficulty | None = None
@@ -45,6 +60,8 @@ class Config:
     """Play these tasks only, by id, for example textcraft_synth.val.17."""
     limit: int | None = None
     """Play this many of the tasks: a fixed sample, taken evenly over the depths."""
+    fits_budget: int | None = None
+    """Play only tasks whose ideal run fits so many turns; with --difficulty hard, 75 leaves the post's 44 tasks."""
     rollouts: int = 1
     """Episodes of each task."""
     max_turns: int = 150
@@ -55,82 +72,115 @@ class Config:
     """Sampling temperature."""
     seed: int = 0
     """Sets every sampling seed."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Go on with the evaluation that --run-dir holds: play what is missing, and what broke with the server."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the evaluation that --run-dir holds."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
-        counts = (self.rollouts, self.max_turns, self.max_reply_tokens, 1 if self.limit is None else self.limit)
-        if min(counts) < 1 or self.temperature < 0:
+        counts = (self.rollouts, self.max_turns, self.max_reply_tokens, self.limit or 1, self.fits_budget or 1)
+        if min(counts) < 1 or 0 in (self.limit, self.fits_budget) or self.temperature < 0:
             raise UserError("counts start at 1 and --temperature is not negative")
+        if self.player == "oracle" and self.checkpoint is not None:
+            raise UserError("--player oracle plays without a model: leave --checkpoint out")
 
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Compare evaluations: one row each, and the paired differences over the tasks."""
+    """Report on evaluations: the post's tables, each number beside the post's where it gives one."""
 
-    directories: tyro.conf.Positional[tuple[Path, ...]]
-    """Evaluation directories, the one to compare with first."""
+    evaluations: tyro.conf.Positional[tuple[str, ...]]
+    """Evaluation directories, as DIR or NAME=DIR; those of one NAME are one model's. The post's numbers appear beside
+    models called base, grpo, sft and sft_grpo."""
     depths: tuple[int, ...] | None = None
     """Count tasks of these depths only."""
+    budgets: tuple[int, ...] | None = None
+    """Turns to report at. Default: 75, 150 and the turns that were played, as far as that goes."""
+    pass_at: int | None = None
+    """The k of pass@k. Default: the episodes of a task."""
+    out: Path | None = None
+    """Folder for the tables (Markdown, CSV), the pictures (PNG, SVG) and report.html, the page to browse episodes."""
+
+    def __post_init__(self) -> None:
+        if not self.evaluations or min((*(self.budgets or ()), self.pass_at or 1)) < 1 or self.pass_at == 0:
+            raise UserError("name at least one evaluation; --budgets and --pass-at start at 1")
 
 
 def main(config: Config) -> None:
-    tasks = select_tasks(config.split, config.difficulty, config.depths, config.tasks, config.limit)
+    tasks = select_tasks(
+        config.split, config.difficulty, config.depths, config.tasks, limit=config.limit, fits_budget=config.fits_budget
+    )
+    if config.dry_run:
+        factors = {"tasks": len(tasks), "rollouts": config.rollouts}
+        print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
+        return
     checkpoint = resolve_state(config.checkpoint) if config.checkpoint else None
-    run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=checkpoint)
+    run = EvaluationRun.open(config.run_dir, config, checkpoint, resume=config.resume, overwrite=config.overwrite)
+    if len(run.finished) < len(tasks) * config.rollouts:
+        with seat(config, tasks, run, checkpoint) as (policy, template, playing, check_alive):
+            play(
+                tasks,
+                config.rollouts,
+                policy,
+                template,
+                playing,
+                step=0,
+                label="evaluating",
+                check_alive=check_alive,
+                finished=run.finished,
+                on_episode=run.add,
+            )
+    console = Console()
+    evaluation = run.close()
+    print_tables(tables(scope([evaluation])), console)
+    if evaluation.broken:
+        console.print(f"{len(evaluation.broken)} episodes broke with the server: play them again with --resume")
+
+
+@contextmanager
+def seat(
+    config: Config, tasks: Sequence[Task], run: EvaluationRun, checkpoint: SavedState | None
+) -> Iterator[tuple[Policy, ChatTemplate, PlayConfig, Callable[[], None]]]:
+    """Who plays, the tokens of a chat with them, how they play, and what raises once they are gone."""
+    playing = PlayConfig(
+        max_turns=config.max_turns,
+        max_reply_tokens=config.max_reply_tokens,
+        temperature=config.temperature,
+        context_length=config.backend.context_length or sys.maxsize,
+        seed=config.seed,
+    )
+    if config.player == "oracle":
+        tokenizer = load_tokenizer(config.backend.tokenizer or str(TINY_MODEL))
+        template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+        client = PlayerClient(oracle, template, tasks, config.max_turns)
+        yield Policy(client, version=0), template, playing, lambda: None
+        return
     with connect(config.backend, config.run_dir, init=checkpoint) as backend:
-        run.record_server(backend.server)
+        run.record_server(backend.server, checkpoint)
         if backend.init_state_path:
             model = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         else:
             model = backend.new_training_client(rank=32, seed=0)  # an untrained adapter changes nothing
-        playing = PlayConfig(
-            max_turns=config.max_turns,
-            max_reply_tokens=config.max_reply_tokens,
-            temperature=config.temperature,
-            context_length=backend.context_length,
-            seed=config.seed,
-        )
         template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
         policy = Policy(backend.sampling_client(model), version=0)
-        episodes = play(
-            tasks,
-            config.rollouts,
-            policy,
-            template,
-            playing,
-            step=0,
-            label="evaluating",
-            check_alive=backend.check_alive,
-        )
-        backend.release(model)
-    rows = [episode.row() for episode in episodes]
-    append_rows(config.run_dir / "episodes.jsonl", rows)
-    overall, by_depth = summarize(rows), summarize_by_depth(rows)
-    write_json(
-        config.run_dir / "summary.json",
-        {"overall": overall.to_json(), "by_depth": {depth: s.to_json() for depth, s in by_depth.items()}},
-    )
-    named = {f"depth {depth}": summary for depth, summary in by_depth.items()}
-    Console().print(summary_table(f"{config.run_dir}", {**named, "all": overall}))
+        playing = replace(playing, context_length=backend.context_length, turns_in_flight=backend.turns_in_flight)
+        yield policy, template, playing, backend.check_alive
 
 
 def report(config: ReportConfig) -> None:
-    names = [directory.resolve().name for directory in config.directories]
-    if len(set(names)) < len(names):
-        names = [str(directory) for directory in config.directories]
-    evaluations = {}
-    for name, directory in zip(names, config.directories, strict=True):
-        rows = read_rows(directory / "episodes.jsonl")
-        if config.depths is not None:
-            rows = [row for row in rows if row["depth"] in config.depths]
-        if not rows:
-            raise UserError(f"{directory} holds no episodes to report on: run evaluate.py --run-dir {directory} first")
-        evaluations[name] = rows
     console = Console()
-    console.print(summary_table("Success on the tasks played", {n: summarize(r) for n, r in evaluations.items()}))
-    if len(evaluations) > 1:
-        console.print(comparison_table(evaluations))
+    what = scope(load_evaluations(config.evaluations, config.depths), config.budgets, config.pass_at)
+    print_tables(tables(what), console)
+    for directory in (directory for evaluation in what.evaluations for directory in evaluation.directories):
+        if not (directory / "summary.json").exists():
+            console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
+    if config.out is not None:
+        from tinker_client.report.files import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
+
+        write_report(what, config.out)
+        console.print(f"written: {config.out / 'report.html'}, and the tables and pictures beside it", soft_wrap=True)
 
 
 if __name__ == "__main__":

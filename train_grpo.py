@@ -32,6 +32,7 @@ from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.background import Rollouts
 from tinker_client.chat import ChatTemplate
 from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
+from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.groups import Advantage, Rewards, advantages, group_metrics
 from tinker_client.health import check_last
@@ -101,6 +102,8 @@ class Config:
     """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -125,6 +128,11 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
     """Train. Experiments, such as benchmarks/learning.py, give other `advantages`."""
     difficulty = config.difficulty or (None if config.depths else "medium")
     tasks = select_tasks("train", difficulty, config.depths)
+    if config.dry_run:
+        per_step = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else config.groups
+        factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}
+        print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
+        return
     init = resolve_state(config.init) if config.init else None
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=init)
     plan = Plan(config.run_dir / "plan.jsonl", tasks, config.groups, config.seed)
@@ -142,6 +150,7 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
             max_reply_tokens=config.max_reply_tokens,
             temperature=config.temperature,
             context_length=backend.context_length,
+            turns_in_flight=backend.turns_in_flight,
             seed=config.seed,
         )
         if backend.init_state_path:
@@ -189,7 +198,6 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
                     console.print(str(warning), style="yellow", markup=False)
                 if step % config.save_every == 0 or step == config.steps:
                     run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
-        backend.release(trainer)
     console.print(f"saved: evaluate it with evaluate.py --checkpoint {config.run_dir}")
 
 

@@ -25,6 +25,7 @@ from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
+from tinker_client.dry_run import print_supervised
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import action_nll, optimizer_metrics
 from tinker_client.run_dir import RunDir
@@ -56,6 +57,8 @@ class Config:
     """Sets the adapter's first weights, the order of the demonstrations and which of them are held out."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the demonstrations by depth, the optimizer steps and the tokens this would take, and stop."""
 
     def __post_init__(self) -> None:
         if min(self.rank, self.epochs, self.batch_size) < 1 or self.lr <= 0 or self.held_out < 0:
@@ -66,6 +69,9 @@ def main(config: Config) -> None:
     chats = shuffled(read_demonstrations(config.data), config.seed)
     if config.held_out >= len(chats):
         raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
+    if config.dry_run:
+        print_supervised(config.data, chats[config.held_out :], config.epochs, config.batch_size, config.backend)
+        return
     run = RunDir.create(config.run_dir, config, overwrite=config.overwrite)
     console = Console(highlight=False, soft_wrap=True)
     with (

@@ -22,9 +22,11 @@ import train_grpo
 from textcraft.world import Split
 from tinker_client.backend import BackendConfig
 from tinker_client.errors import exit_on_user_error
-from tinker_client.evaluation import paired_difference, summarize
 from tinker_client.groups import Advantage, Rewards, advantages
-from tinker_client.run_dir import Row, read_rows
+from tinker_client.report.episodes import Evaluation, load_evaluations
+from tinker_client.report.measures import compare, measure
+from tinker_client.report.statistics import Interval
+from tinker_client.run_dir import read_rows
 
 NAMES = {1: "advantages as they are", -1: "negated", 0: "zero"}
 
@@ -71,17 +73,19 @@ def main(config: Config) -> None:
         "", "success", "95 % interval", "change", "95 % interval", "optimizer steps", title="Does GRPO learn?"
     )
     before = evaluated(config, "before", config.init)
-    table.add_row("before", *success(before), "", "", "")
+    tasks = {episode.task_id for episode in before.episodes}
+    table.add_row("before", *texts(measure(before, tasks, config.max_turns, k=1).success), "", "", "")
     for sign in config.signs:
         name = f"sign_{sign:+d}"
         run_dir = config.run_dir / name
         if not (run_dir / "checkpoints.jsonl").exists():
             train(config, run_dir, sign)
         after = evaluated(config, f"after_{name}", str(run_dir))
-        change = paired_difference(before, after)
+        success = measure(after, tasks, config.max_turns, k=1).success
+        change = compare(before, after, tasks, config.max_turns).difference
         updates = sum("tokens/trained" in row for row in read_rows(run_dir / "metrics.jsonl"))
         label = NAMES.get(sign, f"times {sign}")
-        table.add_row(label, *success(after), f"{change.value:+.3f}", change.bounds("+"), str(updates))
+        table.add_row(label, *texts(success), *texts(change, "+"), str(updates))
     Console(width=120).print(table)
 
 
@@ -113,8 +117,8 @@ def signed(sign: int, groups: Rewards, kind: Advantage) -> list[list[float]]:
     return [[sign * advantage for advantage in group] for group in advantages(groups, kind)]
 
 
-def evaluated(config: Config, name: str, checkpoint: str | None) -> list[Row]:
-    """The episodes of evaluate.py on the fixed tasks."""
+def evaluated(config: Config, name: str, checkpoint: str | None) -> Evaluation:
+    """What evaluate.py plays on the fixed tasks."""
     run_dir = config.run_dir / name
     if not (run_dir / "summary.json").exists():
         evaluate.main(
@@ -132,13 +136,12 @@ def evaluated(config: Config, name: str, checkpoint: str | None) -> list[Row]:
                 overwrite=True,
             )
         )
-    return read_rows(run_dir / "episodes.jsonl")
+    return load_evaluations([str(run_dir)])[0]
 
 
-def success(rows: list[Row]) -> tuple[str, str]:
-    """The success rate and its interval, as text."""
-    interval = summarize(rows).success
-    return f"{interval.value:.3f}", interval.bounds()
+def texts(rate: Interval, sign: str = "") -> tuple[str, str]:
+    """A rate and its interval."""
+    return f"{rate.value:{sign}.3f}", f"[{rate.low:{sign}.3f}, {rate.high:{sign}.3f}]"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The scheduler in simulated time: the staleness bound, the order, long episodes, dynamic sampling, and the gate."""
+"""The scheduler in simulated time: the staleness bound, the order, long episodes, dynamic sampling."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests import simulated_time
-from tinker_client.scheduler import Gate, Scheduler
+from tinker_client.scheduler import Scheduler
 
 
 @dataclass
@@ -172,37 +172,3 @@ def test_what_playing_raises_reaches_the_step():
         await scheduler.close()
 
     simulated_time.run(train())
-
-
-def test_the_gate_lets_turns_finish_before_an_update_and_holds_back_the_others():
-    events: list[tuple[float, str]] = []
-
-    async def turns(gate: Gate, name: str, seconds: float) -> None:
-        for _ in range(3):
-            async with gate.turn():
-                events.append((asyncio.get_running_loop().time(), f"{name} begins"))
-                await asyncio.sleep(seconds)
-                events.append((asyncio.get_running_loop().time(), f"{name} ends"))
-
-    async def update(gate: Gate) -> None:
-        await asyncio.sleep(2.5)
-        await gate.pause()
-        events.append((asyncio.get_running_loop().time(), "update begins"))
-        await asyncio.sleep(10)
-        events.append((asyncio.get_running_loop().time(), "update ends"))
-        gate.resume()
-
-    async def both() -> float:
-        gate = Gate()
-        await asyncio.gather(turns(gate, "a", 2), turns(gate, "b", 3), update(gate))
-        return gate.busy_s
-
-    busy = simulated_time.run(both())
-    begins = next(time for time, what in events if what == "update begins")
-    ends = next(time for time, what in events if what == "update ends")
-    assert begins == pytest.approx(4)  # the turn of a that was begun at 2
-    assert not [
-        event for event in events if begins <= event[0] < ends and not event[1].startswith(("update", "a ends"))
-    ]
-    assert sum(what.endswith("ends") for _, what in events) == 7  # every turn took place
-    assert busy == pytest.approx(events[-1][0] - 10)

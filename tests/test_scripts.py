@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -191,7 +192,31 @@ def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Pa
     assert [row["turns"] for row in base] != [row["turns"] for row in sft]
     summary = json.loads((tmp_path / "sft" / "summary.json").read_text())
     assert summary["overall"]["episodes"] == summary["by_depth"]["2"]["episodes"] == 2
-    assert "sft - base" in succeeds("evaluate.py report", tmp_path / "base", tmp_path / "sft")
+    assert "sft - base" in succeeds(
+        "evaluate.py report", tmp_path / "base", tmp_path / "sft", "--out", tmp_path / "out"
+    )
+    assert (tmp_path / "out" / "report.html").exists()
+    assert (tmp_path / "out" / "training_sft.png").exists()
+
+
+def test_an_evaluation_killed_half_way_goes_on_to_the_same_end(tmp_path: Path):
+    flags = ["--tasks", *TASK_IDS, "--rollouts", 12, "--max-turns", 4, "--max-reply-tokens", 32]
+    succeeds("evaluate.py", "--run-dir", tmp_path / "whole", *flags)
+    whole = read_rows(tmp_path / "whole" / "episodes.jsonl")
+    assert len(whole) == 24  # more than the server samples at once, so that they do not all end together
+
+    path = tmp_path / "killed" / "episodes.jsonl"
+    command = [sys.executable, "evaluate.py", "--run-dir", path.parent, *flags]
+    process = subprocess.Popen([*map(str, command)], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not read_rows(path):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    left = read_rows(path)
+    assert 0 < len(left) < 24
+    assert all(row in whole for row in left)
+    succeeds("evaluate.py", "--run-dir", path.parent, *flags, "--resume")
+    assert read_rows(path) == whole
 
 
 class Recorder:
@@ -261,6 +286,9 @@ def refused(monkeypatch, capsys) -> Callable[..., str]:
         (["train_grpo.py", "--init", "tinker://model_1/sampler_weights/x"], "not a training state"),
         (["evaluate.py", "--tasks", "textcraft_synth.val.99999"], "no task 'textcraft_synth.val.99999'"),
         (["evaluate.py", "--model", "no/such/folder"], "no/such/folder"),
+        (["evaluate.py", "--limit", 0], "counts start at 1"),
+        (["evaluate.py", "--difficulty", "extreme", "--fits-budget", 75], "no val task is left"),
+        (["evaluate.py", "--player", "oracle", "--checkpoint", "runs/sft"], "leave --checkpoint out"),
         (["evaluate.py", "--base-url", "http://127.0.0.1:9"], "no Tinker server answers"),
         (["train_sft.py", "--data", "no-such-file.jsonl"], "cannot read no-such-file.jsonl"),
         (["train_sft.py", "--data", str(REPOSITORY / "pyproject.toml")], "pyproject.toml, line 1: not JSON"),

@@ -1,13 +1,46 @@
-"""`python -m tinker_client health RUN_DIR`: what a run's metrics warn of."""
+"""`python -m tinker_client serve` and `health`: a server that outlives the scripts, and a look at a run."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
+from tinker_client import models
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.health import check
 from tinker_client.run_dir import read_rows
+from tinker_client.server import LocalServer
+
+
+def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, stop_with_parent: bool = False) -> None:
+    """Serve a model on this machine's CPU until Ctrl-C. Prints the URL for --base-url once it is ready.
+
+    Saves a start of the server, and its compilations, for each script. With it, give the scripts
+    `--loss-reduction sequence_mean --turns-in-flight 32`, which they know by themselves of a server that they start.
+
+    Args:
+        run_dir: The server's database, checkpoints and log go to `server/` in it; earlier ones are taken up again.
+        model: tiny, smollm2 or a directory.
+        rank: The highest LoRA rank to be asked for.
+        port: Port of 127.0.0.1; 0 takes any that is free.
+        stop_with_parent: Stop too when the process that started this one has ended.
+    """
+    if rank < 1 or not 0 <= port < 65536:
+        raise UserError("--rank starts at 1 and --port lies between 0 and 65535")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave through the context manager
+    parent = os.getppid()
+    try:
+        with LocalServer(run_dir / "server", models.local_model_dir(model), max_rank=rank, port=port) as server:
+            server.wait_until_ready()
+            print(server.base_url, flush=True)
+            while not (stop_with_parent and os.getppid() != parent):
+                server.check_alive()
+                time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
 
 
 def health(run_dir: tyro.conf.Positional[Path]) -> None:
@@ -27,8 +60,15 @@ def health(run_dir: tyro.conf.Positional[Path]) -> None:
         console.print(f"nothing to warn of in {len(rows)} steps", markup=False)
 
 
-if __name__ == "__main__":
+def main() -> None:
     with exit_on_user_error():
         tyro.extras.subcommand_cli_from_dict(
-            {"health": health}, prog="python -m tinker_client", description="Looks at run directories."
+            {"serve": serve, "health": health},
+            prog="python -m tinker_client",
+            description="A server for the scripts, and what a run's metrics warn of.",
+            config=(tyro.conf.FlagCreatePairsOff,),
         )
+
+
+if __name__ == "__main__":
+    main()

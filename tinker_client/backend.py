@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,15 @@ from tinker_client import models
 from tinker_client.errors import UserError
 from tinker_client.models import Tokenizer
 from tinker_client.run_dir import SavedState, read_config
-from tinker_client.server import LocalServer, answers, import_state
+from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state
 
 LossReduction = Literal["token_sum", "sequence_mean"]
 
 ANSWER_SECONDS = 5.0
 # Creating, loading and saving an adapter. A minute at most was measured on two cores; GPU servers build engines here.
 CALL_SECONDS = 1800.0
+# A server forgets an adapter at once, but only after the work that it has already accepted.
+RELEASE_SECONDS = 60.0
 # `max_model_len` of the configurations in server/configs.
 REMOTE_CONTEXT_LENGTH = 65_536
 # SkyRL asks for no key, but the SDK does not start without one of this form.
@@ -51,6 +53,14 @@ class BackendConfig:
     context_length: int | None = None
     """Longest sequence in tokens. Default: the model's own, with --base-url at most 65,536."""
 
+    turns_in_flight: int | None = None
+    """Turns that the server is asked for at once. Default: two batches (32) for the local server, with --base-url no
+    limit."""
+
+    def __post_init__(self) -> None:
+        if min(self.context_length or 1, self.turns_in_flight or 1) < 1:
+            raise UserError("--context-length and --turns-in-flight start at 1")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -62,22 +72,27 @@ class Backend:
     tokenizer: Tokenizer
     loss_reduction: LossReduction
     context_length: int
+    turns_in_flight: int | None
     stop_token_ids: list[int]
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
     """The state given to connect(), ready for training_client_from()."""
     local: LocalServer | None = field(default=None, repr=False)
+    adapters: list[tinker.TrainingClient] = field(default_factory=list, repr=False)
+    """The adapters that were made and not released yet."""
 
     def new_training_client(self, rank: int, seed: int) -> tinker.TrainingClient:
         """A fresh LoRA adapter (B = 0, so it samples like the base model).
 
         The local server holds one adapter at a time: `release` the one before.
         """
-        return self._call(
+        adapter = self._call(
             "creating an adapter",
             lambda: self.service.create_lora_training_client(base_model=self.model, rank=rank, seed=seed),
         )
+        self.adapters.append(adapter)
+        return adapter
 
     def training_client_from(self, state_path: str, with_optimizer: bool) -> tinker.TrainingClient:
         """A new adapter with the weights, and if asked the Adam state, of a training state.
@@ -90,11 +105,13 @@ class Backend:
             else self.service.create_training_client_from_state
         )
         try:
-            return self._call("loading a state", lambda: create(state_path))
+            adapter = self._call("loading a state", lambda: create(state_path))
         except (tinker.NotFoundError, tinker.BadRequestError) as error:
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
+        self.adapters.append(adapter)
+        return adapter
 
     def sampling_client(self, training_client: tinker.TrainingClient) -> tinker.SamplingClient:
         """A client that samples from the adapter's present weights.
@@ -120,21 +137,29 @@ class Backend:
         return str(self._call("saving the state", lambda: training_client.save_state(name).result()).path)
 
     def release(self, training_client: tinker.TrainingClient) -> None:
-        """Forget an adapter, which frees its place on the server. Its saved states stay."""
+        """Forget an adapter, which frees its place on the server. Its saved states stay.
+
+        `connect` does it for all that are left at its end.
+        """
 
         async def unload() -> None:
             holder = self.service.holder
             with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
                 await client.models.unload(request=tinker.types.UnloadModelRequest(model_id=training_client.model_id))
 
-        self._call("releasing an adapter", lambda: self.service.holder.run_coroutine_threadsafe(unload()).result())
+        self.adapters.remove(training_client)
+        self._call(
+            "releasing an adapter",
+            lambda: self.service.holder.run_coroutine_threadsafe(unload()).result(),
+            seconds=RELEASE_SECONDS,
+        )
 
     def check_alive(self) -> None:
         """Raises ServerStoppedError if the local server has ended. The SDK itself would wait for ever."""
         if self.local is not None:
             self.local.check_alive()
 
-    def _call[T](self, what: str, call: Callable[[], T]) -> T:
+    def _call[T](self, what: str, call: Callable[[], T], seconds: float = CALL_SECONDS) -> T:
         """Run a blocking call of the SDK, which has no time-out of its own, with a bound and an eye on the server."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -146,7 +171,7 @@ class Backend:
 
         # A daemon thread: one that hangs must not keep the script from ending.
         threading.Thread(target=run, daemon=True, name=what).start()
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 return future.result(timeout=1.0)
@@ -155,7 +180,7 @@ class Backend:
                     raise
             self.check_alive()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} took more than {CALL_SECONDS:.0f} s on {self.server['url']}")
+                raise TimeoutError(f"{what} took more than {seconds:.0f} s on {self.server['url']}")
 
 
 @contextmanager
@@ -172,7 +197,15 @@ def connect(
         with _local(config, run_dir, rank, init) as backend:
             yield backend
     else:
-        yield _remote(config, config.base_url, init)
+        backend = _remote(config, config.base_url, init)
+        try:
+            yield backend
+        finally:
+            # Whatever happened: an adapter that stays takes a place until the server's time-out, if it has one.
+            for adapter in list(backend.adapters):
+                with suppress(tinker.TinkerError, TimeoutError):
+                    backend.release(adapter)
+            backend.service.holder.close()
 
 
 @contextmanager
@@ -201,6 +234,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 tokenizer=tokenizer,
                 loss_reduction=config.loss_reduction or "sequence_mean",
                 context_length=config.context_length or models.context_length(model_dir),
+                turns_in_flight=config.turns_in_flight or 2 * SAMPLE_BATCH,
                 stop_token_ids=stop,
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
@@ -230,6 +264,7 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         tokenizer=tokenizer,
         loss_reduction=config.loss_reduction or "token_sum",
         context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
+        turns_in_flight=config.turns_in_flight,
         stop_token_ids=models.stop_token_ids(tokenizer),
         server={"kind": "remote", "model": model, "url": base_url},
         init_state_path=init.state_path if init else None,

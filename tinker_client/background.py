@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError
+from tinker_client.gate import Gate
 from tinker_client.groups import has_signal
 from tinker_client.plan import Plan
 from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, play_episode
-from tinker_client.scheduler import Gate, Scheduler
+from tinker_client.scheduler import Scheduler
 from tinker_client.waiting import wait
 
 Group = list[EpisodeRecord]
@@ -84,7 +85,7 @@ class Rollouts:
         )
         self._bar = Bar(self._progress, "")
         self._loop = asyncio.new_event_loop()
-        self._gate = Gate()
+        self._gate = Gate(playing.turns_in_flight)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rollouts")
 
     def __enter__(self) -> Self:
@@ -170,7 +171,7 @@ class Rollouts:
     async def _sample(
         self, prompt: tinker.ModelInput, params: tinker.SamplingParams
     ) -> tuple[tinker.SampledSequence, int]:
-        async with self._gate.turn():
+        async with self._gate.turn(prompt.length):
             # Read only now: an update may have come while this turn waited.
             return await self.policy.sample(prompt, params)
 

@@ -1,15 +1,12 @@
 """Rollouts: many episodes in flight at once, each turn sampled through Tinker.
 
-Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. It suits
-SkyRL's JAX backend too, which takes what is pending, up to its batch size, and decodes until the last of the batch
-stops: while one batch is sampled, the episodes of the one before play their turns and queue up for the next. In
-lock-step, all episodes submitting their turns at once, the server's first look finds only a part of a wave and fills
-the batch up with rows that cost as much as real ones: 5 to 15 % slower (32 episodes, batches of 16, 2 busy cores).
+Every episode runs on its own, so that a server with continuous batching (vLLM) never waits for a slow one. What the
+server is asked for at once, and in which order, is up to the `Gate` before it.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +18,7 @@ from textcraft import Episode, Task
 from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import UserError
+from tinker_client.gate import Gate
 from tinker_client.waiting import while_alive
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
@@ -53,6 +51,7 @@ class PlayConfig:
     max_turns: the budget of an episode. max_reply_tokens: the cap of one reply.
     context_length: the longest prompt and reply together; an episode without room for one more token ends there.
     seed: all sampling seeds of a run derive from it.
+    turns_in_flight: how many turns the server is asked for at once, at most; None for no limit.
     """
 
     max_turns: int
@@ -60,6 +59,7 @@ class PlayConfig:
     temperature: float
     context_length: int
     seed: int
+    turns_in_flight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,12 @@ def play(
     step: int,
     label: str,
     check_alive: Callable[[], None] = lambda: None,
+    finished: Collection[tuple[int, int]] = (),
+    on_episode: Callable[[EpisodeRecord], None] = lambda episode: None,
 ) -> list[EpisodeRecord]:
     """Play each task `rollouts` times, all at once, under a progress bar called `label`.
 
+    finished: (group, episode) of those that need not be played. on_episode: called with each episode when it ends.
     Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
     A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
     Raises UserError if the server fails every episode.
@@ -158,19 +161,25 @@ def play(
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar = Bar(progress, label, len(tasks) * rollouts)
+        left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
+        bar = Bar(progress, label, len(left))
+        gate = Gate(config.turns_in_flight)
+
+        async def sample(
+            prompt: tinker.ModelInput, params: tinker.SamplingParams
+        ) -> tuple[tinker.SampledSequence, int]:
+            async with gate.turn(prompt.length):
+                return await policy.sample(prompt, params)
+
+        async def play_one(group: int, episode: int) -> EpisodeRecord:
+            record = await play_episode(
+                tasks[group], sample, template, config, step=step, group=group, episode=episode, bar=bar
+            )
+            on_episode(record)
+            return record
 
         async def play_all() -> list[EpisodeRecord]:
-            work = asyncio.gather(
-                *(
-                    play_episode(
-                        task, policy.sample, template, config, step=step, group=group, episode=episode, bar=bar
-                    )
-                    for group, task in enumerate(tasks)
-                    for episode in range(rollouts)
-                )
-            )
-            return await while_alive(work, check_alive)
+            return await while_alive(asyncio.gather(*(play_one(*which) for which in left)), check_alive)
 
         episodes = asyncio.run(play_all())
     if all(episode.end == "broken" for episode in episodes):

@@ -170,6 +170,14 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSONL file so that a kill leaves the old or the new content."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    append_rows(draft, rows)
+    draft.replace(path)
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of a JSONL file; none if it does not exist. A torn last line (its writer was killed) is left out.
 

@@ -13,8 +13,7 @@ guess at how long an episode lasts is needed, and nothing has to be thrown away 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -91,56 +90,3 @@ class Scheduler[Group]:
     def _on_done(self, task: asyncio.Task[Group]) -> None:
         if not task.cancelled() and task.exception() is None:
             self._start()
-
-
-class Gate:
-    """Turns that are being sampled, and pauses in which none may be.
-
-    SkyRL's JAX backend has one copy of an adapter. Sampling through the newest client reads it while it trains, so that
-    a turn sampled between an optimizer step and the save that follows would be of a newer policy than it says; a turn
-    sampled through an older client would load that one's weights over those in training. So there an update happens
-    while no turn is in flight, and turns asked for meanwhile wait and then go through the new client.
-    """
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._turns = 0
-        self._busy_since = 0.0
-        self._busy_s = 0.0
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Around the sampling of one turn: waits for a pause to end."""
-        while not self._open.is_set():  # it can be closed again before this task gets to run
-            await self._open.wait()
-        if self._turns == 0:
-            self._busy_since = self._now()
-            self._idle.clear()
-        self._turns += 1
-        try:
-            yield
-        finally:
-            self._turns -= 1
-            if self._turns == 0:
-                self._busy_s += self._now() - self._busy_since
-                self._idle.set()
-
-    async def pause(self) -> None:
-        """Let no further turn begin, and wait until none is in flight."""
-        self._open.clear()
-        await self._idle.wait()
-
-    def resume(self) -> None:
-        """End the pause."""
-        self._open.set()
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds so far in which at least one turn was in flight."""
-        return self._busy_s + (self._now() - self._busy_since if self._turns else 0.0)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

@@ -25,6 +25,8 @@ from tinker_client.run_dir import TRAINING_PATH
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
+# Episodes that the local server samples together.
+SAMPLE_BATCH = 16
 # The engine's log line between loading the model and its first request. The API answers its health check long before.
 ENGINE_READY = b"Starting background engine"
 
@@ -35,16 +37,18 @@ class LocalServer:
     Entering starts the process, `wait_until_ready` waits until it has loaded the model, leaving stops it. If the script
     dies instead, its watchdog stops it. A directory that an earlier server wrote is taken up again, with its states.
     max_rank: the highest LoRA rank to be asked for. adapters: how many adapters may be alive at once.
+    port: 0 for any that is free.
     Raises UserError on entering if uv or the `jax` extra is missing.
     """
 
-    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int, adapters: int = 1) -> None:
+    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int, adapters: int = 1, port: int = 0) -> None:
         self.directory = directory.resolve()
         self.model_dir = model_dir.resolve()
         self.log = self.directory / "server.log"
         self.database = self.directory / "tinker.db"
         self.checkpoints = self.directory / "checkpoints"
         self.backend_config = backend_config(max_rank, adapters)
+        self._port = port
         self.base_url = ""
 
     def __enter__(self) -> Self:
@@ -57,7 +61,7 @@ class LocalServer:
         forget_requests(self.database)
         self._delete_sampler_weights()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        port = _free_port()
+        port = _free_port(self._port)
         self.base_url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -146,7 +150,7 @@ def backend_config(max_rank: int, adapters: int) -> dict[str, int]:
         "max_lora_rank": max_rank,
         # A sequence costs the same in batches of 16, 32 and 64. But a batch is always filled up to this size, with rows
         # that cost as much as real ones and, since they rarely stop, decode up to max_tokens.
-        "sample_max_num_sequences": 16,
+        "sample_max_num_sequences": SAMPLE_BATCH,
         # Costs at most 8 % over 4 or 8, and every other value compiles again for each size of the last micro-batch.
         "train_micro_batch_size": 1,
         # Chunking saves memory that matters with a vocabulary of 150,000, not of a few hundred.
@@ -269,9 +273,13 @@ def _environment(uv: Path) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just closed is free
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise UserError(f"port {wanted} of 127.0.0.1 is taken ({error.strerror}): choose another") from error
         return int(probe.getsockname()[1])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, zip_longest
 
 from textcraft import Task, load_tasks
+from textcraft.facts import ideal_run
 from textcraft.world import Difficulty, Split
 from tinker_client.errors import UserError
 
@@ -17,9 +18,13 @@ def select_tasks(
     difficulty: Difficulty | None = None,
     depths: Collection[int] | None = None,
     ids: Collection[str] | None = None,
+    *,
     limit: int | None = None,
+    fits_budget: int | None = None,
 ) -> list[Task]:
     """The tasks that pass every filter; at most `limit` of them, a fixed sample taken evenly over the depths.
+
+    fits_budget: only tasks whose ideal run takes at most so many turns.
 
     Raises UserError if an id does not exist in the split or nothing is left.
     """
@@ -29,12 +34,14 @@ def select_tasks(
         if unknown := sorted(set(ids) - known):
             raise UserError(f"no task {unknown[0]!r} in the {split} split: ids look like {min(known)!r}")
         tasks = [task for task in tasks if task.id in ids]
+    if fits_budget is not None:
+        tasks = [task for task in tasks if ideal_run(task).turns <= fits_budget]
     if limit is not None:
         tasks = list(_evenly_over_depths(tasks))[:limit]
     if not tasks:
         raise UserError(
-            f"no {split} task is left after the filters (difficulty {difficulty}, depths {depths}, limit {limit}): "
-            "easy is depth 2-3, medium 4-6, hard 7-9, extreme 10-12"
+            f"no {split} task is left after the filters (difficulty {difficulty}, depths {depths}, limit {limit}, "
+            f"fits budget {fits_budget}): easy is depth 2-3, medium 4-6, hard 7-9, extreme 10-12"
         )
     return tasks
 

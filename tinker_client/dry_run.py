@@ -1,0 +1,82 @@
+"""What a script would do, without doing it: `--dry-run`."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from textcraft import Task
+from textcraft.facts import ideal_run
+from tinker_client.backend import BackendConfig
+from tinker_client.chat import ChatTemplate, Message
+from tinker_client.demonstrations import tokenize
+from tinker_client.errors import UserError
+from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids
+
+
+def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int, max_reply_tokens: int) -> None:
+    """The tasks by depth, the ceiling of the budget, and the most that the episodes could take.
+
+    factors: what multiplies to the number of episodes, by name.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("depth", "tasks", "ideal turns", f"fit {max_turns}", "ceiling"):
+        table.add_column(header, justify="right")
+    runs = [ideal_run(task) for task in tasks]
+    depths = sorted({task.depth for task in tasks})
+    groups = [(str(depth), [run.turns for run in runs if run.task.depth == depth]) for depth in depths]
+    for name, turns in [*groups, ("all", [run.turns for run in runs])]:
+        fit = sum(count <= max_turns for count in turns)
+        cells = (str(len(turns)), f"{median(turns):g} ({min(turns)}-{max(turns)})", str(fit), f"{fit / len(turns):.3f}")
+        table.add_row(name, *cells, end_section=name == groups[-1][0])
+    console.print(table)
+    episodes = math.prod(factors.values())
+    why = " x ".join(f"{count} {name}" for name, count in factors.items())
+    console.print(f"{episodes:,} episodes ({why})")
+    console.print(f"at most {episodes * max_turns:,} turns, {max_turns} an episode")
+    console.print(f"at most {episodes * max_turns * max_reply_tokens:,} sampled tokens, {max_reply_tokens} a turn")
+    console.print("dry run: nothing was started or written")
+
+
+def print_supervised(
+    data: Path, chats: Sequence[Sequence[Message]], epochs: int, batch_size: int, backend: BackendConfig
+) -> None:
+    """The demonstrations of the file `data` by depth, and what training on `chats`, the ones not held out, would take:
+    optimizer steps, and tokens with a loss if a tokenizer is at hand."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("depth", "demonstrations"):
+        table.add_column(header, justify="right")
+    rows = map(json.loads, data.read_text(encoding="utf-8").splitlines())
+    counts = Counter(str(row.get("depth", "unknown")) for row in rows)
+    for depth, count in sorted(counts.items()):
+        table.add_row(depth, str(count))
+    console.print(table)
+    steps = epochs * -(-len(chats) // batch_size)
+    held_out = counts.total() - len(chats)
+    console.print(f"{len(chats)} demonstrations ({held_out} are held out) x {epochs} epochs: {steps} optimizer steps")
+    try:
+        template = _template(backend)
+    except UserError as error:
+        console.print(f"tokens not counted: {error}")
+    else:
+        conversations = tokenize(chats, template, context_length=2**31)
+        actions = sum(conversation.action_tokens for conversation in conversations)
+        longest = max(len(conversation.tokens) for conversation in conversations)
+        console.print(f"{epochs * actions:,} tokens with a loss; the longest demonstration has {longest:,} tokens")
+    console.print("dry run: nothing was started or written")
+
+
+def _template(backend: BackendConfig) -> ChatTemplate:
+    name = backend.tokenizer or (backend.model if backend.base_url else str(local_model_dir(backend.model)))
+    if name is None:
+        raise UserError("give --model or --tokenizer")
+    tokenizer = load_tokenizer(name)
+    return ChatTemplate(tokenizer, stop_token_ids(tokenizer))
