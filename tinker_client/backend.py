@@ -12,9 +12,12 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import tinker
+import tyro
+from rich.console import Console
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinker_client import models
+from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError
 from tinker_client.models import Tokenizer
 from tinker_client.run_dir import SavedState, read_config
@@ -50,6 +53,10 @@ class BackendConfig:
     tokenizer: str | None = None
     """Hugging Face name or directory of the tokenizer. Default: the model's."""
 
+    thinking: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let the model think before each reply, if its chat template has a thinking mode. Earlier thoughts stay in the
+    conversation, and all count towards --max-reply-tokens."""
+
     context_length: int | None = None
     """Longest sequence in tokens. Default: the model's own, with --base-url at most 65,536."""
 
@@ -74,6 +81,7 @@ class Backend:
     context_length: int
     turns_in_flight: int | None
     stop_token_ids: list[int]
+    template: ChatTemplate
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
@@ -225,6 +233,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
         stop = models.stop_token_ids(tokenizer)
+        template = _chat_template(tokenizer, stop, config.thinking)
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
         try:
@@ -236,6 +245,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 context_length=config.context_length or models.context_length(model_dir),
                 turns_in_flight=config.turns_in_flight or 2 * SAMPLE_BATCH,
                 stop_token_ids=stop,
+                template=template,
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
                 local=server,
@@ -258,6 +268,7 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         raise UserError(f"{base_url} refused the connection ({error}): check TINKER_API_KEY") from error
     model = _choose_model(config.model, [name for name in known if name])
     tokenizer = models.load_tokenizer(config.tokenizer or model)
+    stop = models.stop_token_ids(tokenizer)
     return Backend(
         service=service,
         model=model,
@@ -265,10 +276,18 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         loss_reduction=config.loss_reduction or "token_sum",
         context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
-        stop_token_ids=models.stop_token_ids(tokenizer),
+        stop_token_ids=stop,
+        template=_chat_template(tokenizer, stop, config.thinking),
         server={"kind": "remote", "model": model, "url": base_url},
         init_state_path=init.state_path if init else None,
     )
+
+
+def _chat_template(tokenizer: Tokenizer, stop_token_ids: list[int], thinking: bool) -> ChatTemplate:
+    template = ChatTemplate(tokenizer, stop_token_ids, thinking=thinking)
+    if difference := template.difference():
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
+    return template
 
 
 def _choose_model(wanted: str | None, known: list[str]) -> str:

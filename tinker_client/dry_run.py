@@ -79,4 +79,4 @@ def _template(backend: BackendConfig) -> ChatTemplate:
     if name is None:
         raise UserError("give --model or --tokenizer")
     tokenizer = load_tokenizer(name)
-    return ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+    return ChatTemplate(tokenizer, stop_token_ids(tokenizer), thinking=backend.thinking)
