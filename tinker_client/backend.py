@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import os
+import shutil
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -143,6 +145,20 @@ class Backend:
         `name` must be new to the adapter: the server answers 409 otherwise, which the SDK retries for five minutes.
         """
         return str(self._call("saving the state", lambda: training_client.save_state(name).result()).path)
+
+    def download_adapter(self, training_client: tinker.TrainingClient, path: Path) -> None:
+        """Write the adapter's present weights, in the server's archive for samplers (a tar), to the file `path`."""
+        name = f"export_{time.time_ns()}"
+        saved = self._call("saving for samplers", lambda: training_client.save_weights_for_sampler(name).result()).path
+        # tinker://RUN/NAME on SkyRL, tinker://RUN/sampler_weights/NAME as the SDK documents it.
+        run, _, checkpoint = saved.removeprefix("tinker://").partition("/")
+        rest = self.service.create_rest_client()
+        answer = self._call("preparing the archive", lambda: rest.get_checkpoint_archive_url(run, checkpoint).result())
+        try:
+            with urllib.request.urlopen(answer.url, timeout=CALL_SECONDS) as response, path.open("wb") as file:  # noqa: S310
+                shutil.copyfileobj(response, file)
+        except OSError as error:
+            raise UserError(f"the archive of the adapter cannot be downloaded ({error}): try again") from error
 
     def release(self, training_client: tinker.TrainingClient) -> None:
         """Forget an adapter, which frees its place on the server. Its saved states stay.
