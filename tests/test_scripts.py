@@ -107,6 +107,15 @@ def test_the_exported_adapter_gives_the_loss_of_the_run_without_the_server(
     assert total / actions == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
 
 
+def test_the_wordings_are_ranked_on_the_real_server():
+    stdout = succeeds("-m sft_data rank", "--count", 3, "--depths", 2, "--batch-size", 2)
+    rows = [line.split("│")[1:6] for line in stdout.splitlines() if line.startswith("│")]
+    ranking = {row[0].strip(): float(row[1].split()[0]) for row in rows}
+    assert ranking.keys() == {"post", "terse", "prose", "equations"}
+    assert list(ranking.values()) == sorted(ranking.values())
+    assert next(iter(ranking)) == "terse"  # the tiny model was made on demonstrations in this wording
+
+
 class CoinGame(Episode):
     """A game whose success is that of a coin, so that groups have both outcomes whatever the model is able to do."""
 
