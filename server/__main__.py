@@ -12,7 +12,7 @@ import tyro
 
 from server import check
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.server import find_uv
+from tinker_client.server import answers, find_uv, forget_requests
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIGS = REPOSITORY / "server" / "configs"
@@ -90,8 +90,12 @@ def installed(skyrl: Path) -> Path:
 def start(config: Config, content: dict[str, Any]) -> NoReturn:
     """Become the server's process. SkyRL insists on having `uv run` as its parent."""
     skyrl, uv, run_dir = installed(config.skyrl), find_uv(), config.run_dir.resolve()
+    url = f"http://{config.host}:{config.port}"
+    if answers(url, timeout=1.0):
+        raise UserError(f"a server answers at {url} already: stop it, or give another --port and --run-dir")
     run_dir.mkdir(parents=True, exist_ok=True)
-    flags = f"--base-url http://{config.host}:{config.port} --context-length {content['context_length']}"
+    forget_requests(run_dir / "tinker.db")
+    flags = f"--base-url {url} --context-length {content['context_length']}"
     print(f"starting; give the scripts {flags}", flush=True)
     os.chdir(skyrl)
     os.execve(uv, command(uv, config, run_dir, content), environment())  # noqa: S606

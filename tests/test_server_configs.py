@@ -2,7 +2,12 @@
 
 import argparse
 import json
+import os
 import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +86,32 @@ def test_the_check_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         script.read("nope")
     with pytest.raises(UserError, match="install_skyrl"):
         script.main(script.Config("qwen3.5-4b_h200", skyrl=tmp_path))
+
+
+def test_it_becomes_the_server_in_skyrls_folder_and_forgets_old_requests(
+    tmp_path: Path,
+):
+    skyrl, run_dir = tmp_path / "skyrl", tmp_path / "run"
+    (skyrl / "skyrl" / "tinker").mkdir(parents=True)
+    run_dir.mkdir()
+    with closing(sqlite3.connect(run_dir / "tinker.db")) as database, database:
+        database.execute("CREATE TABLE futures (request_data TEXT)")
+        database.execute("INSERT INTO futures VALUES ('a prompt')")
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text('#!/bin/sh\n[ "$1" = --version ] || { pwd; echo "$@"; echo "key=$TINKER_API_KEY"; }\n')
+    uv.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}", "TINKER_API_KEY": "secret"}
+    command = [sys.executable, "-m", "server", "qwen3-0.6b_24gb", "--skyrl", skyrl, "--run-dir", run_dir, "--port", "1"]
+    done = subprocess.run(
+        command, cwd=script.REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    flags, folder, arguments, key = done.stdout.splitlines()
+    assert flags.endswith("--base-url http://127.0.0.1:1 --context-length 32768")
+    assert (folder, key) == (str(skyrl), "key=")
+    assert arguments.startswith("run --frozen --extra tinker --extra megatron -m skyrl.tinker.api --host 127.0.0.1")
+    with closing(sqlite3.connect(run_dir / "tinker.db")) as database:
+        assert database.execute("SELECT count(*) FROM futures").fetchone() == (0,)
 
 
 def test_skyrl_takes_the_command_line(tmp_path: Path):
