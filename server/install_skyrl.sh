@@ -12,12 +12,13 @@ fail() {
   echo "error: $1" >&2
   exit 2
 }
-driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) ||
+driver=$(nvidia-smi --id=0 --query-gpu=driver_version --format=csv,noheader 2>/dev/null) ||
   fail "no NVIDIA driver answers: this is for GPU machines; on a CPU run ./quickstart.sh"
 [ "${driver%%.*}" -ge 580 ] || fail "the NVIDIA driver is $driver, SkyRL's CUDA 13.0 needs 580 or newer: update it"
 command -v git >/dev/null || fail "git is missing: install it"
 command -v cc >/dev/null || fail "a C compiler is missing: apt-get install build-essential"
-ldconfig -p | grep -q libnuma.so || fail "libnuma is missing: apt-get install libnuma-dev"
+grep -q libnuma.so <<<"$(PATH=$PATH:/sbin ldconfig -p)" ||
+  echo "warning: libnuma is not among the system's libraries, and SkyRL needs it: apt-get install libnuma-dev" >&2
 
 source server/install.sh
 
