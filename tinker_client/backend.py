@@ -49,6 +49,9 @@ class BackendConfig:
     base_url: str | None = None
     """URL of a running Tinker server, for example http://127.0.0.1:8000. Without it, a local CPU server is started."""
 
+    hosted: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Use Thinking Machines' hosted Tinker. It wants your key in the environment variable TINKER_API_KEY."""
+
     loss_reduction: LossReduction | None = None
     """How the server reduces a loss. Default: sequence_mean (JAX) for the local server, token_sum with --base-url."""
 
@@ -69,6 +72,13 @@ class BackendConfig:
     def __post_init__(self) -> None:
         if min(self.context_length or 1, self.turns_in_flight or 1) < 1:
             raise UserError("--context-length and --turns-in-flight start at 1")
+        if self.hosted and self.base_url is not None:
+            raise UserError("--hosted and --base-url name two servers: give one of them")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a server is started on this machine."""
+        return self.base_url is None and not self.hosted
 
 
 @dataclass(frozen=True)
@@ -211,17 +221,17 @@ class Backend:
 def connect(
     config: BackendConfig, run_dir: Path, *, rank: int = 32, init: SavedState | None = None
 ) -> Iterator[Backend]:
-    """Connect to `config.base_url`, or start a local server inside `run_dir` and stop it at the end.
+    """Connect to the server of `config`, or start a local one inside `run_dir` and stop it at the end.
 
     rank: the LoRA rank that will be asked for; the local server is sized for it (with `init`, for the saved one).
     init: a state to start from; a local server gets a copy of it before it starts.
     Raises UserError if nothing answers, the model is unknown or the state cannot be had.
     """
-    if config.base_url is None:
+    if config.is_local:
         with _local(config, run_dir, rank, init) as backend:
             yield backend
     else:
-        backend = _remote(config, config.base_url, init)
+        backend = _remote(config, init)
         try:
             yield backend
         finally:
@@ -270,18 +280,19 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             service.holder.close()
 
 
-def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Backend:
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise UserError("--base-url must look like http://127.0.0.1:8000 (a key belongs into TINKER_API_KEY)")
-    base_url = base_url.rstrip("/")
-    if not answers(base_url, ANSWER_SECONDS):
-        raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
+    key = os.environ.get("TINKER_API_KEY")
+    if config.base_url is None:
+        if not key:
+            raise UserError("--hosted needs your key in the environment variable TINKER_API_KEY")
+        base_url, name = None, "hosted Tinker"  # the SDK knows its address
+    else:
+        base_url = name = _answering(config.base_url)
     try:
-        service = tinker.ServiceClient(base_url=base_url, api_key=os.environ.get("TINKER_API_KEY") or NO_KEY)
+        service = tinker.ServiceClient(base_url=base_url, api_key=key or NO_KEY)
         known = {m.model_name: m.max_context_length for m in service.get_server_capabilities().supported_models}
     except tinker.TinkerError as error:
-        raise UserError(f"{base_url} refused the connection ({error}): check TINKER_API_KEY") from error
+        raise UserError(f"{name} refused the connection ({error}): check TINKER_API_KEY") from error
     model = _choose_model(config.model, [name for name in known if name])
     tokenizer = models.load_tokenizer(config.tokenizer or model)
     stop = models.stop_token_ids(tokenizer)
@@ -294,9 +305,20 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         turns_in_flight=config.turns_in_flight,
         stop_token_ids=stop,
         template=_chat_template(tokenizer, stop, config.thinking),
-        server={"kind": "remote", "model": model, "url": base_url},
+        server={"kind": "remote", "model": model, "url": name},
         init_state_path=init.state_path if init else None,
     )
+
+
+def _answering(base_url: str) -> str:
+    """The URL of a server that answers. Raises UserError if none does, or it is no URL."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise UserError("--base-url must look like http://127.0.0.1:8000 (a key belongs into TINKER_API_KEY)")
+    base_url = base_url.rstrip("/")
+    if not answers(base_url, ANSWER_SECONDS):
+        raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+    return base_url
 
 
 def _chat_template(tokenizer: Tokenizer, stop_token_ids: list[int], thinking: bool) -> ChatTemplate:
