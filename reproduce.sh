@@ -38,14 +38,18 @@ step() { # what it is called, command...: runs it unless it is done
   touch "$out/done/$name"
 }
 
+answers() {
+  "$python" -c 'import sys; from tinker_client import server; sys.exit(not server.answers(sys.argv[1], 5.0))' "$url"
+}
+
 server() { # starts one unless it answers, and waits for it
-  curl -sf "$url/api/v1/healthz" >/dev/null && return 0
+  ! answers || return 0
   [ -z "${URL:-}" ] || { echo "error: no server answers at $URL" >&2; exit 2; }
   echo "starting the server (log: $out/server.log)"
   "$python" -m server "$config" --run-dir "$out/server" >>"$out/server.log" 2>&1 &
   server_pid=$!
   trap 'kill "$server_pid" 2>/dev/null && wait "$server_pid" || true' EXIT
-  until curl -sf "$url/api/v1/healthz" >/dev/null; do
+  until answers; do
     kill -0 "$server_pid" 2>/dev/null || { echo "error: the server ended: see $out/server.log" >&2; exit 2; }
     sleep 2
   done
