@@ -75,7 +75,7 @@ def main(config: Config) -> None:
     with (
         tempfile.TemporaryDirectory() as scratch,
         connect(config.backend, Path(scratch)) as backend,
-        Progress(transient=True) as progress,
+        Progress(transient=True, disable=not Console().is_terminal) as progress,
     ):
         base = backend.new_training_client(rank=32, seed=0)  # an untrained adapter changes nothing
         bar = progress.add_task("predicting", total=config.count * len(config.wordings))
@@ -162,6 +162,7 @@ def scores(measured: dict[str, FloatArray], seed: int) -> list[Score]:
 
 
 def print_scores(ranking: Sequence[Score], title: str) -> None:
+    """A table of the wordings, best first."""
     table = Table(title=f"Perplexity of the replies: {title}")
     for header in ("wording", "perplexity", "times the best", "tokens", "nats"):
         table.add_column(header, justify="left" if header == "wording" else "right", no_wrap=True)
@@ -170,7 +171,7 @@ def print_scores(ranking: Sequence[Score], title: str) -> None:
         ratio_low, ratio_high = score.ratio_interval
         table.add_row(
             score.wording,
-            f"{score.perplexity:.3f} [{low:.3f}, {high:.3f}]",
+            f"{score.perplexity:.2f} [{low:.2f}, {high:.2f}]",
             "" if score is ranking[0] else f"{score.ratio:.3f} [{ratio_low:.3f}, {ratio_high:.3f}]",
             f"{score.tokens:.0f}",
             f"{score.nats:.0f}",

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from sft_data.__main__ import main
 from sft_data.dataset import DataError
-from sft_data.rank import Config, candidates, measure, scores
+from sft_data.rank import Config, Score, candidates, measure, print_scores, scores
 from sft_data.wording import WORDINGS
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.demonstrations import tokenize
@@ -67,6 +67,16 @@ def test_the_ranking_is_by_perplexity_per_token_and_the_ratio_is_paired():
     assert longer.tokens == pytest.approx(3 * best.tokens)
     assert longer.nats == pytest.approx((3 * tokens * difficulty * 1.5).mean())
     assert scores(measured, seed=0) == ranking
+
+
+def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    score = Score("equations", 123.456, (101.234, 145.678), 1.234, (1.123, 1.345), 12345.6, 12345.6)
+    print_scores([score, score], "a model, 30 tasks")
+    printed = capsys.readouterr().out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    assert "123.46 [101.23, 145.68]" in printed
+    assert "1.234 [1.123, 1.345]" in printed
 
 
 def test_what_cannot_be_ranked_ends_in_one_line(capsys: pytest.CaptureFixture[str]):
