@@ -163,7 +163,7 @@ def seat(
             model = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         else:
             model = backend.new_training_client(rank=32, seed=0)  # an untrained adapter changes nothing
-        template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+        template = backend.template
         policy = Policy(backend.sampling_client(model), version=0)
         playing = replace(playing, context_length=backend.context_length, turns_in_flight=backend.turns_in_flight)
         yield policy, template, playing, backend.check_alive

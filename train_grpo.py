@@ -30,7 +30,6 @@ from rich.console import Console
 from textcraft.world import Difficulty
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.background import Rollouts
-from tinker_client.chat import ChatTemplate
 from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
@@ -149,7 +148,7 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
         run.record_server(backend.server)
         if config.loss == "cispo" and backend.loss_reduction == "token_sum":
             raise UserError("SkyRL's GPU backends refuse cispo's clip range from a client: take --loss ppo")
-        template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+        template = backend.template
         playing = PlayConfig(
             max_turns=config.max_turns,
             max_reply_tokens=config.max_reply_tokens,

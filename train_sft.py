@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tinker_client.backend import Backend, BackendConfig, connect
-from tinker_client.chat import ChatTemplate, Conversation
+from tinker_client.chat import Conversation
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.dry_run import print_supervised
@@ -79,7 +79,7 @@ def main(config: Config) -> None:
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         run.record_server(backend.server)
-        template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+        template = backend.template
         demonstrations = tokenize(chats, template, backend.context_length)
         held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
         trainer = backend.new_training_client(config.rank, config.seed)

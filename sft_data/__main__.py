@@ -1,4 +1,4 @@
-"""`python -m sft_data` writes demonstrations as chat JSONL; `python -m sft_data facts` counts their turns."""
+"""`python -m sft_data` writes demonstrations as chat JSONL, `facts` counts their turns, `rank` compares wordings."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from rich.table import Table
 from sft_data.dataset import DataError, Row, every_task, replies, sample, train_on_every_reply, write_rows
 from sft_data.facts import facts, print_facts
 from sft_data.procedure import ROUNDS
-from sft_data.wording import WORDINGS
+from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import BenchmarkError, Difficulty, Split, Task, load_tasks
 
 REPLY_CAP = 512  # tokens that the post lets a model sample in one turn
@@ -24,8 +24,11 @@ MEDIUM = (4, 5, 6)
 DEFAULT_COUNT = {1: 50, 2: 150}
 _DESCRIPTIONS = {
     "": "Write demonstrations as chat JSONL and print what was written. "
-    "`python -m sft_data facts` counts the turns of every task's demonstrations instead.",
+    "`python -m sft_data facts` counts the turns of every task's demonstrations instead, and `python -m sft_data rank` "
+    "ranks the wordings by a model's perplexity.",
     "facts": "Turns of the ideal run and of both rounds' demonstrations, per split, difficulty and depth.",
+    "rank": "Rank the wordings by how well a base model predicts their replies, on the same tasks. "
+    "Without --base-url it starts SkyRL's server on this machine's CPU.",
 }
 
 
@@ -52,8 +55,9 @@ class Config:
     """easy is depth 2-3, medium 4-6, hard 7-9, extreme 10-12."""
     seed: int = 0
     """Chooses the tasks, their order and the mistakes."""
-    wording: Literal["post", "terse"] = "post"
-    """post: the post's sentences. terse: the same content in few tokens, for very small models."""
+    wording: WordingName = "post"
+    """post: the post's sentences. terse: the same content in few tokens, for very small models. prose: whole
+    sentences. equations: as in code. `python -m sft_data rank` says which one a model finds easiest to predict."""
     tokenizer: str | None = None
     """Name or directory of a Hugging Face tokenizer: also count the tokens of every reply."""
 
@@ -70,6 +74,12 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if arguments[:1] == ["facts"]:
             show_facts(_parse(FactsConfig, "facts", arguments[1:]))
+        elif arguments[:1] == ["rank"]:
+            from sft_data import rank  # noqa: PLC0415 - the only command that needs a model and its server
+            from tinker_client.errors import exit_on_user_error  # noqa: PLC0415
+
+            with exit_on_user_error():
+                rank.main(_parse(rank.Config, "rank", arguments[1:]))
         else:
             write(_parse(Config, "", arguments))
     except (DataError, BenchmarkError) as error:

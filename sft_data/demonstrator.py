@@ -147,7 +147,7 @@ class _Demonstrator:
             total=self.total_text(item, planned * recipe.result_count),
             yield_=recipe.result_count,
             crafts=crafts,
-            shares=" ".join(text for text, _ in shares),
+            shares=self.wording.share_separator.join(text for text, _ in shares),
         )
         if not all(right for _, right in shares):
             self.wrong.add(line)

@@ -5,6 +5,9 @@ template leaves its line out. The tool call that ends a reply is not worded here
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+WordingName = Literal["post", "terse", "prose", "equations"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Wording:
     plan_divided: str  # {item}, {total}, {yield_}, {crafts}, {shares}
     share: str  # {item}, {count}
     share_added: str  # to earlier shares of the same item: {item}, {count}, {total} so far
+    share_separator: str
     # Crafting.
     plan_done: str
     layer: str  # its opening: {number}, {items}
@@ -52,6 +56,7 @@ POST = Wording(
     plan_divided="{item}: {total}, /{yield_} -> {crafts} crafts -> {shares}",
     share="{item}+{count}",
     share_added="{item}+{count}={total}",
+    share_separator=" ",
     plan_done="Plan done. Crafting bottom-up.",
     layer="Layer {number}: {items}.",
     layer_left="Layer {number} left: {items}.",
@@ -77,6 +82,7 @@ TERSE = Wording(
     plan_divided="{item} {total} by {yield_} is {crafts} {shares}",
     share="{item}+{count}",
     share_added="{item}+{count}={total}",
+    share_separator=" ",
     plan_done="",
     layer="todo {items}",
     layer_left="todo {items}",
@@ -95,4 +101,60 @@ TERSE = Wording(
 )
 """The same thinking in fewer tokens, for models so small that every token is a chance to err."""
 
-WORDINGS = {"post": POST, "terse": TERSE}
+PROSE = Wording(
+    goal=(
+        "I have to craft {targets}. First I look up the recipes layer by layer, then I add up how many I need of each "
+        "item (at most {lines} lines per turn), and then I craft each item once, from the bottom up."
+    ),
+    target="{count} {item}",
+    plan="I need {total} {item}, which takes {shares}.",
+    plan_divided="I need {total} {item}. One craft gives {yield_}, so I craft it {crafts} times, which takes {shares}.",
+    share="{count} {item}",
+    share_added="{count} more {item} ({total} in all)",
+    share_separator=" and ",
+    plan_done="The plan is complete. Now I craft from the bottom up.",
+    layer="In layer {number} I craft {items}.",
+    layer_left="What is left of layer {number} is {items}.",
+    separator=", ",
+    craft="I craft {item} {crafts} times.",
+    craft_counted="I craft {item} {total} times.",
+    craft_divided="I need {total} {item}. One craft gives {yield_}, so I craft it {crafts} times.",
+    failed="The craft failed: {problem}.",
+    short="it needs {need} {item} and I have {have}",
+    wrong_amount="it needs {need} {item} and I gave {provided}",
+    not_divisible="{count} {item} cannot be made, since one craft gives {yield_}",
+    not_looked_up="I have not looked up {item}.",
+    skipped="I left out {item}.",
+    miscounted="I counted {item} wrong: it is {sum}, not {total}.",
+    retry="Now I craft {item} again.",
+)
+"""Whole sentences, as a model without the data might write them."""
+
+EQUATIONS = Wording(
+    goal="goal: {targets}; look up by layers, count top-down (at most {lines} lines per turn), craft bottom-up",
+    target="{item} = {count}",
+    plan="need[{item}] = {total}; {shares}",
+    plan_divided="need[{item}] = {total}; yield = {yield_}; crafts[{item}] = {crafts}; {shares}",
+    share="need[{item}] += {count}",
+    share_added="need[{item}] += {count} == {total}",
+    share_separator="; ",
+    plan_done="plan done; craft bottom-up",
+    layer="layer[{number}] = [{items}]",
+    layer_left="left[{number}] = [{items}]",
+    separator=", ",
+    craft="crafts[{item}] = {crafts}",
+    craft_counted="crafts[{item}] = {total}",
+    craft_divided="need[{item}] = {total}; yield = {yield_}; crafts[{item}] = {crafts}",
+    failed="failed: {problem}",
+    short="need[{item}] == {need} > have[{item}] == {have}",
+    wrong_amount="need[{item}] == {need} != {provided}",
+    not_divisible="need[{item}] == {count} % {yield_} != 0",
+    not_looked_up="recipe[{item}] is unknown",
+    skipped="crafts[{item}] == 0",
+    miscounted="need[{item}] = {sum} != {total}",
+    retry="again: {item}",
+)
+"""Assignments, as in code."""
+
+WORDINGS: dict[WordingName, Wording] = {"post": POST, "terse": TERSE, "prose": PROSE, "equations": EQUATIONS}
+"""The candidates of `python -m sft_data rank`."""

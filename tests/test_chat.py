@@ -1,100 +1,35 @@
 """Conversations: the template's own tokens, whatever the template, and the model's replies exactly as sampled."""
 
-import functools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from tests.chat_templates import FAMILIES, make
 from tinker_client.chat import ChatTemplate, Conversation, demonstration
 from tinker_client.errors import UserError
 from tinker_client.models import TINY_MODEL
 
-CHATML = """\
-{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor -%}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-
-# Llama 3: trims what it is given and begins the text itself.
-LLAMA3 = """\
-{{- '<|begin_of_text|>' }}
-{%- for m in messages %}
-{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + (m.content | trim) + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
-
-# Qwen3: opens an empty think block for a reply without thinking, and drops the blocks of earlier replies.
-QWEN3 = """\
-{%- for m in messages %}
-{%- if m.role == 'assistant' %}
-{{- '<|im_start|>assistant\n' }}
-{%- if loop.last %}{{- '<think>\n\n</think>\n\n' }}{% endif %}
-{{- m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}
-{%- else %}
-{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}
-{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}
-{%- else %}{{- '<think>\n' }}{% endif %}
-{%- endif %}"""
-
-# Mistral: no header before a reply, and the system prompt inside the first user message.
-MISTRAL = """\
-{%- if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}{% set rest = messages[1:] %}
-{%- else %}{% set system = '' %}{% set rest = messages %}{% endif %}
-{{- '<s>' }}
-{%- for m in rest %}
-{%- if m.role == 'user' %}{{- '[INST]' + (system if loop.first else '') + m.content + '[/INST]' }}
-{%- else %}{{- m.content + '</s>' }}{% endif %}
-{%- endfor %}"""
-
-# Gemma: another name for the assistant, and no system role.
-GEMMA = """\
-{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{{- '<bos>' }}
-{%- for m in messages %}
-{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}"""
-
-TEMPLATES = {
-    "chatml": (CHATML, "<|im_end|>", ["<|im_start|>"]),
-    "llama3": (LLAMA3, "<|eot_id|>", ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]),
-    "qwen3": (QWEN3, "<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
-    "mistral": (MISTRAL, "</s>", ["<s>", "[INST]", "[/INST]"]),
-    "gemma": (GEMMA, "<end_of_turn>", ["<bos>", "<start_of_turn>"]),
-}
 SYSTEM = {"role": "system", "content": "You craft things."}
 USER = {"role": "user", "content": "Target: craft 1x c2_i4.\nInitial inventory: {}"}
 
 
-@functools.cache
-def make(name: str) -> ChatTemplate:
-    text, stop, others = TEMPLATES[name]
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    tokenizer.add_special_tokens({"additional_special_tokens": [stop, *others]})
-    tokenizer.chat_template = text
-    return ChatTemplate(tokenizer, [tokenizer.convert_tokens_to_ids(stop)])
-
-
-def own_tokens(name: str, template: ChatTemplate, messages: list[dict]) -> list[int]:
+def own_tokens(name: str, template: ChatTemplate, messages: list[dict], *, prompt: bool = True) -> list[int]:
     """What the template makes of the whole chat; for those that are not append-only, with what they take away later."""
     if name == "gemma":
         system, user, *rest = messages
         messages = [user | {"content": f"{system['content']}\n\n{user['content']}"}, *rest]
     text = template.tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        messages, tokenize=False, add_generation_prompt=prompt, enable_thinking=template.thinking
     )
-    if name == "qwen3":
+    if name in ("qwen3", "qwen3.5") and not template.thinking:
         header, block = "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"
         text = text.replace(header + block, header).replace(header, header + block)
     return template.tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("turns", [1, 3, 10])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_tokens_are_the_templates_own_with_a_cut_off_reply_in_the_middle(name: str, turns: int):
     template = make(name)
     conversation = Conversation(template, [SYSTEM, USER])
@@ -177,13 +112,55 @@ def test_an_observation_cannot_forge_a_message(observation: str, token: str):
     assert [t for t in forged if t in special] == [t for t in plain if t in special]
 
 
-def test_thinking_can_be_switched_on_where_the_template_has_it():
-    tokenizer = make("qwen3").tokenizer
-    stop = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    thinking = ChatTemplate(tokenizer, stop, kwargs={"enable_thinking": True})
-    assert tokenizer.decode(thinking.opening([USER])).endswith("assistant\n<think>\n")
-    assert tokenizer.decode(thinking.observation("ok")).endswith("assistant\n<think>\n")
-    assert tokenizer.decode(ChatTemplate(tokenizer, stop).opening([USER])).endswith("<think>\n\n</think>\n\n")
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_written_reply_is_rendered_as_the_template_does_it(name: str, thinking: bool):
+    template = make(name, thinking)
+    conversation = Conversation(template, [SYSTEM, USER])
+    conversation.add_reply(template.reply("<tool>finish()</tool>"))
+    chat = [SYSTEM, USER, {"role": "assistant", "content": "<tool>finish()</tool>"}]
+    own = own_tokens(name, template, chat, prompt=False)
+    assert own[: len(conversation.tokens)] == conversation.tokens
+    assert template.tokenizer.decode(own[len(conversation.tokens) :]).strip() == ""
+
+
+def test_thinking_is_off_unless_asked_for_and_opened_by_the_template_or_the_model():
+    for name, asked in (("qwen3", "assistant\n"), ("qwen3.5", "assistant\n<think>\n")):
+        for thinking, end in ((False, "assistant\n<think>\n\n</think>\n\n"), (True, asked)):
+            template = make(name, thinking)
+            for tokens in (template.opening([SYSTEM, USER]), template.observation("ok")):
+                assert template.tokenizer.decode(tokens).endswith(end)
+
+
+@pytest.mark.parametrize(("name", "begun"), [("qwen3", "<think>\n"), ("qwen3.5", "")])
+def test_thoughts_stay_in_the_conversation_and_are_not_said_to_the_environment(name: str, begun: str):
+    template = make(name, thinking=True)
+    conversation = Conversation(template, [SYSTEM, USER])
+    thoughts = f"{begun}I could call <tool>finish()</tool> now.\n</think>\n\n"
+    sampled = template.tokenizer.encode(f"{thoughts}<tool>view_inventory()</tool>", add_special_tokens=False)
+    before = conversation.tokens[:]
+    conversation.add_reply([*sampled, template.end_of_message])
+    conversation.add_observation("{}")
+    assert conversation.tokens == [*before, *sampled, template.end_of_message, *template.observation("{}")]
+    reply = template.decode_reply(sampled)
+    assert reply == f"{thoughts}<tool>view_inventory()</tool>"
+    assert template.answer(reply) == "<tool>view_inventory()</tool>"
+    assert template.answer(f"{begun}I could call <tool>finish()</tool>") == ""  # cut off while it thought
+    assert make(name).answer(reply) == reply
+
+
+def test_a_reply_without_thoughts_is_an_answer_where_the_model_opens_the_block_itself():
+    assert make("qwen3", thinking=True).answer("<tool>finish()</tool>") == "<tool>finish()</tool>"
+    assert make("qwen3.5", thinking=True).answer("<tool>finish()</tool>") == ""
+    assert make("chatml", thinking=True).answer("<tool>finish()</tool>") == "<tool>finish()</tool>"
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_a_template_that_is_not_append_only_is_said_to_differ(name: str, thinking: bool):
+    line = make(name, thinking).difference()
+    assert (line is not None) == name.startswith("qwen3")
+    assert line is None or ("\n" not in line and "think>" in line)
 
 
 def test_a_template_that_ends_no_reply_is_refused():

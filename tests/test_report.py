@@ -16,7 +16,7 @@ from tests.made_up import FIT_75, HARD, evaluation, quarter, row, write
 from textcraft import load_tasks
 from tinker_client.errors import UserError
 from tinker_client.report.cost import training_runs
-from tinker_client.report.episodes import load_evaluations
+from tinker_client.report.episodes import load_evaluations, repeated_failed_crafts
 from tinker_client.report.measures import compare, measure
 from tinker_client.report.post import NUMBERS
 from tinker_client.report.render import print_tables, to_csv, to_html, to_markdown
@@ -52,6 +52,13 @@ def test_every_measure_counts_what_it_says_and_up_to_the_budget_only():
     assert (short.failed_crafts, short.repeated_failed_crafts, short.recovered) == ((2 + 0 + 0 + 1) / 4, 0.25, 0)
     assert measure(run, {"a"}, 8, k=1).success.value == measure(run, {"a"}, 12, k=2).success.value == 0.5
     assert measure(run, {"a"}, 7, k=1).success.value == 0.0
+
+
+def test_calls_in_a_models_thoughts_are_not_what_it_repeats():
+    played_out = row("t", "out_of_turns", "fgf")
+    for turn, thought in zip(played_out["turns"], ("finish()", "view_inventory()", "finish()"), strict=True):
+        turn["reply"] = f"Maybe <tool>{thought}</tool>.\n</think>\n\n{turn['reply']}"
+    assert repeated_failed_crafts(played_out) == (2, 3)
 
 
 def test_no_episode_gives_no_number_but_the_broken_ones():

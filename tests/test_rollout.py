@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
+from tests.chat_templates import make
 from textcraft import Episode, Task, load_tasks
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError
@@ -86,6 +87,15 @@ def test_the_expert_solves_every_task_and_its_tokens_are_the_actions(template):
         assert {"task_id", "depth", "step", "group", "episode", "end", "reward", "turns"} <= row.keys()
         game = Episode(e.task)
         assert [game.step(turn.reply).observation for turn in e.turns] == [turn.observation for turn in e.turns]
+
+
+def test_the_game_is_not_told_what_a_model_thinks():
+    template = make("qwen3.5", thinking=True)
+    sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>")  # after an empty thinking block
+    playing = PlayConfig(max_turns=2, max_reply_tokens=64, temperature=1.0, context_length=4096, seed=7)
+    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    assert [turn.kind for turn in episode.turns] == ["inventory", "inventory"]
+    assert [turn.reply for turn in episode.turns] == ["\n</think>\n\n<tool>view_inventory()</tool>"] * 2
 
 
 def test_every_prompt_extends_the_one_before_by_the_reply_and_its_observation(template):

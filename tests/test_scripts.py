@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tinker
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 import train_grpo
 import train_sft
@@ -21,6 +24,7 @@ from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate
 from tinker_client.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
+from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.rollout import PlayConfig, play, sync_policy
 from tinker_client.run_dir import read_rows, resolve_state
 
@@ -77,6 +81,39 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
     assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
+
+
+def test_the_exported_adapter_gives_the_loss_of_the_run_without_the_server(
+    sft_run: Path, demonstrations: Path, tmp_path: Path
+):
+    out = tmp_path / "adapter"
+    assert "vllm serve" in succeeds("-m tinker_client export", sft_run, "--out", out)
+    content = json.loads((out / "adapter_config.json").read_text())
+    assert (content["r"], content["lora_alpha"]) == (8, 32)
+
+    base = AutoModelForCausalLM.from_pretrained(content["base_model_name_or_path"], dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, out).eval()
+    tokenizer = load_tokenizer(str(TINY_MODEL))
+    config = train_sft.Config(data=demonstrations, run_dir=tmp_path)
+    chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
+    template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+    total, actions = 0.0, 0
+    for conversation in tokenize(chats, template, 8192)[:4]:  # those that the run held out
+        tokens = torch.tensor([conversation.tokens])
+        with torch.no_grad():
+            logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
+        sampled = logprobs[torch.arange(len(logprobs)), tokens[0, 1:]][torch.tensor(conversation.is_action[1:])]
+        total, actions = total - float(sampled.sum()), actions + len(sampled)
+    assert total / actions == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
+
+
+def test_the_wordings_are_ranked_on_the_real_server():
+    stdout = succeeds("-m sft_data rank", "--count", 3, "--depths", 2, "--batch-size", 2)
+    rows = [line.split("│")[1:6] for line in stdout.splitlines() if line.startswith("│")]
+    ranking = {row[0].strip(): float(row[1].split()[0]) for row in rows}
+    assert ranking.keys() == {"post", "terse", "prose", "equations"}
+    assert list(ranking.values()) == sorted(ranking.values())
+    assert next(iter(ranking)) == "terse"  # the tiny model was made on demonstrations in this wording
 
 
 class CoinGame(Episode):

@@ -19,7 +19,7 @@ from sft_data import ROUNDS, Mistakes, demonstrate
 from sft_data.__main__ import main
 from sft_data.dataset import replies, sample
 from sft_data.facts import print_facts
-from sft_data.wording import TERSE
+from sft_data.wording import EQUATIONS, PROSE, TERSE
 from textcraft import Task, load_tasks
 from textcraft.facts import ideal_run
 from textcraft.oracle import lookup_rounds, plan_crafts
@@ -254,6 +254,8 @@ def assert_replays_in_the_package(row: dict) -> None:
         (2, (2, 3), 60, 1, TERSE),
         (2, (4, 5, 6), 60, 3, TERSE),
         (2, (7, 8, 9), 12, 4, None),
+        (2, (4, 5, 6), 12, 2, PROSE),
+        (2, (4, 5, 6), 12, 2, EQUATIONS),
     ],
 )
 def test_every_demonstration_replays_in_the_packages_environment(number, depths, recovery, mistakes, wording):

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tinker
 
 import train_grpo
 from tinker_client.backend import BackendConfig
@@ -65,6 +67,32 @@ def test_every_step_trains_on_all_that_was_sampled_within_the_bound(url, loss, t
         assert row["optim/grad_norm"] == 1
     assert max(row["staleness/max"] for row in rows) > 0
     assert rows[-1]["plan/groups"] == 8
+
+
+def test_hosted_tinker_wants_a_key_and_gets_no_weights_with_a_policy_loss(url, tmp_path, monkeypatch):
+    """The stand-in answers as hosted Tinker does, with the sum over tokens as `loss:sum`."""
+    flags = config(url, tmp_path / "run", steps=1)
+    hosted = replace(flags, backend=BackendConfig(hosted=True, tokenizer=str(TINY_MODEL)))
+    monkeypatch.setenv("TINKER_BASE_URL", url)  # where the SDK looks instead of the hosted service
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(UserError, match="TINKER_API_KEY"):
+        train_grpo.main(hosted, advantages=everything)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-a-key")
+    sent = []
+    send = tinker.TrainingClient.forward_backward
+    monkeypatch.setattr(
+        tinker.TrainingClient, "forward_backward", lambda *arguments: sent.append(arguments[1:]) or send(*arguments)
+    )
+    train_grpo.main(replace(hosted, overwrite=True), advantages=everything)
+    (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert row["optim/grad_norm"] == 1
+    ((datums, loss, clip),) = sent
+    assert (loss, clip) == ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
+    assert {frozenset(datum.loss_fn_inputs) for datum in datums} == {
+        frozenset(("target_tokens", "logprobs", "advantages"))
+    }
+    with pytest.raises(UserError, match="two servers"):
+        BackendConfig(hosted=True, base_url=url)
 
 
 def test_dynamic_sampling_plays_up_to_its_bound_and_counts_all_of_it(url, tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m tinker_client serve` and `health`: a server that outlives the scripts, and a look at a run."""
+"""`python -m tinker_client`: a server that outlives the scripts, a look at a run, and a run's adapter for elsewhere."""
 
 import os
 import signal
@@ -9,7 +9,9 @@ import tyro
 from rich.console import Console
 
 from tinker_client import models
+from tinker_client.backend import BackendConfig
 from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.export import export_adapter
 from tinker_client.health import check
 from tinker_client.run_dir import read_rows
 from tinker_client.server import LocalServer
@@ -60,12 +62,30 @@ def health(run_dir: tyro.conf.Positional[Path]) -> None:
         console.print(f"nothing to warn of in {len(rows)} steps", markup=False)
 
 
+def export(run_dir: tyro.conf.Positional[str], out: Path, backend: tyro.conf.OmitArgPrefixes[BackendConfig]) -> None:
+    """Write a run's last checkpoint as a PEFT adapter, which transformers and vLLM load.
+
+    A run on a server of yours needs the --base-url and --model that it was trained with.
+
+    Args:
+        run_dir: A run directory of train_sft.py or train_grpo.py, or a tinker:// training path.
+        out: The folder to write.
+        backend: The server that has the run's states.
+    """
+    content = export_adapter(run_dir, out, backend)
+    base = content["base_model_name_or_path"]
+    print(
+        f"{out}: rank {content['r']} on {base}. For example: "
+        f"vllm serve {base} --enable-lora --max-lora-rank {content['r']} --lora-modules adapter={out}"
+    )
+
+
 def main() -> None:
     with exit_on_user_error():
         tyro.extras.subcommand_cli_from_dict(
-            {"serve": serve, "health": health},
+            {"serve": serve, "health": health, "export": export},
             prog="python -m tinker_client",
-            description="A server for the scripts, and what a run's metrics warn of.",
+            description="A server for the scripts, what a run's metrics warn of, and a run's adapter for elsewhere.",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
 

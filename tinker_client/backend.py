@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import os
+import shutil
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,9 +14,12 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import tinker
+import tyro
+from rich.console import Console
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinker_client import models
+from tinker_client.chat import ChatTemplate
 from tinker_client.errors import UserError
 from tinker_client.models import Tokenizer
 from tinker_client.run_dir import SavedState, read_config
@@ -44,11 +49,18 @@ class BackendConfig:
     base_url: str | None = None
     """URL of a running Tinker server, for example http://127.0.0.1:8000. Without it, a local CPU server is started."""
 
+    hosted: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Use Thinking Machines' hosted Tinker. It wants your key in the environment variable TINKER_API_KEY."""
+
     loss_reduction: LossReduction | None = None
     """How the server reduces a loss. Default: sequence_mean (JAX) for the local server, token_sum with --base-url."""
 
     tokenizer: str | None = None
     """Hugging Face name or directory of the tokenizer. Default: the model's."""
+
+    thinking: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let the model think before each reply, if its chat template has a thinking mode. Earlier thoughts stay in the
+    conversation, and all count towards --max-reply-tokens."""
 
     context_length: int | None = None
     """Longest sequence in tokens. Default: the model's own, with --base-url at most 65,536."""
@@ -60,6 +72,13 @@ class BackendConfig:
     def __post_init__(self) -> None:
         if min(self.context_length or 1, self.turns_in_flight or 1) < 1:
             raise UserError("--context-length and --turns-in-flight start at 1")
+        if self.hosted and self.base_url is not None:
+            raise UserError("--hosted and --base-url name two servers: give one of them")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a server is started on this machine."""
+        return self.base_url is None and not self.hosted
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,7 @@ class Backend:
     context_length: int
     turns_in_flight: int | None
     stop_token_ids: list[int]
+    template: ChatTemplate
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
@@ -136,6 +156,20 @@ class Backend:
         """
         return str(self._call("saving the state", lambda: training_client.save_state(name).result()).path)
 
+    def download_adapter(self, training_client: tinker.TrainingClient, path: Path) -> None:
+        """Write the adapter's present weights, in the server's archive for samplers (a tar), to the file `path`."""
+        name = f"export_{time.time_ns()}"
+        saved = self._call("saving for samplers", lambda: training_client.save_weights_for_sampler(name).result()).path
+        # tinker://RUN/NAME on SkyRL, tinker://RUN/sampler_weights/NAME as the SDK documents it.
+        run, _, checkpoint = saved.removeprefix("tinker://").partition("/")
+        rest = self.service.create_rest_client()
+        answer = self._call("preparing the archive", lambda: rest.get_checkpoint_archive_url(run, checkpoint).result())
+        try:
+            with urllib.request.urlopen(answer.url, timeout=CALL_SECONDS) as response, path.open("wb") as file:  # noqa: S310
+                shutil.copyfileobj(response, file)
+        except OSError as error:
+            raise UserError(f"the archive of the adapter cannot be downloaded ({error}): try again") from error
+
     def release(self, training_client: tinker.TrainingClient) -> None:
         """Forget an adapter, which frees its place on the server. Its saved states stay.
 
@@ -187,17 +221,17 @@ class Backend:
 def connect(
     config: BackendConfig, run_dir: Path, *, rank: int = 32, init: SavedState | None = None
 ) -> Iterator[Backend]:
-    """Connect to `config.base_url`, or start a local server inside `run_dir` and stop it at the end.
+    """Connect to the server of `config`, or start a local one inside `run_dir` and stop it at the end.
 
     rank: the LoRA rank that will be asked for; the local server is sized for it (with `init`, for the saved one).
     init: a state to start from; a local server gets a copy of it before it starts.
     Raises UserError if nothing answers, the model is unknown or the state cannot be had.
     """
-    if config.base_url is None:
+    if config.is_local:
         with _local(config, run_dir, rank, init) as backend:
             yield backend
     else:
-        backend = _remote(config, config.base_url, init)
+        backend = _remote(config, init)
         try:
             yield backend
         finally:
@@ -225,6 +259,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
         stop = models.stop_token_ids(tokenizer)
+        template = _chat_template(tokenizer, stop, config.thinking)
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
         try:
@@ -236,6 +271,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 context_length=config.context_length or models.context_length(model_dir),
                 turns_in_flight=config.turns_in_flight or 2 * SAMPLE_BATCH,
                 stop_token_ids=stop,
+                template=template,
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
                 local=server,
@@ -244,20 +280,22 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             service.holder.close()
 
 
-def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Backend:
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise UserError("--base-url must look like http://127.0.0.1:8000 (a key belongs into TINKER_API_KEY)")
-    base_url = base_url.rstrip("/")
-    if not answers(base_url, ANSWER_SECONDS):
-        raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
+    key = os.environ.get("TINKER_API_KEY")
+    if config.base_url is None:
+        if not key:
+            raise UserError("--hosted needs your key in the environment variable TINKER_API_KEY")
+        base_url, name = None, "hosted Tinker"  # the SDK knows its address
+    else:
+        base_url = name = _answering(config.base_url)
     try:
-        service = tinker.ServiceClient(base_url=base_url, api_key=os.environ.get("TINKER_API_KEY") or NO_KEY)
+        service = tinker.ServiceClient(base_url=base_url, api_key=key or NO_KEY)
         known = {m.model_name: m.max_context_length for m in service.get_server_capabilities().supported_models}
     except tinker.TinkerError as error:
-        raise UserError(f"{base_url} refused the connection ({error}): check TINKER_API_KEY") from error
+        raise UserError(f"{name} refused the connection ({error}): check TINKER_API_KEY") from error
     model = _choose_model(config.model, [name for name in known if name])
     tokenizer = models.load_tokenizer(config.tokenizer or model)
+    stop = models.stop_token_ids(tokenizer)
     return Backend(
         service=service,
         model=model,
@@ -265,10 +303,29 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         loss_reduction=config.loss_reduction or "token_sum",
         context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
-        stop_token_ids=models.stop_token_ids(tokenizer),
-        server={"kind": "remote", "model": model, "url": base_url},
+        stop_token_ids=stop,
+        template=_chat_template(tokenizer, stop, config.thinking),
+        server={"kind": "remote", "model": model, "url": name},
         init_state_path=init.state_path if init else None,
     )
+
+
+def _answering(base_url: str) -> str:
+    """The URL of a server that answers. Raises UserError if none does, or it is no URL."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise UserError("--base-url must look like http://127.0.0.1:8000 (a key belongs into TINKER_API_KEY)")
+    base_url = base_url.rstrip("/")
+    if not answers(base_url, ANSWER_SECONDS):
+        raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+    return base_url
+
+
+def _chat_template(tokenizer: Tokenizer, stop_token_ids: list[int], thinking: bool) -> ChatTemplate:
+    template = ChatTemplate(tokenizer, stop_token_ids, thinking=thinking)
+    if difference := template.difference():
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
+    return template
 
 
 def _choose_model(wanted: str | None, known: list[str]) -> str:

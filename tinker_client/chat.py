@@ -4,6 +4,7 @@ A chat template renders a whole conversation, and many render its earlier messag
 (Qwen3's drops thinking). Re-rendering each turn would then show the trainer other tokens than the model sampled from.
 So the template is only asked for what is new: the opening once, and after each reply the text that it puts between the
 end of that reply and the start of the next one. Replies enter as the tokens that were sampled, never re-tokenised.
+`ChatTemplate.difference` says in one line where this differs from the template's rendering of the whole conversation.
 """
 
 import re
@@ -18,8 +19,7 @@ from tinker_client.models import Tokenizer
 
 Message = Mapping[str, Any]
 
-# Templates without a thinking mode ignore it; those with one open an empty think block, so that replies start directly.
-TEMPLATE_KWARGS: Mapping[str, Any] = {"enable_thinking": False}
+THINKING_STARTS, THINKING_ENDS = "<think>", "</think>"
 
 _REPLY = "REPLY-7d1f"  # a dummy reply; found again in the rendered text
 
@@ -29,19 +29,20 @@ class ChatTemplate:
 
     stop_token_ids: the tokens that end a reply; the first that the template itself writes after a reply completes
     replies that were cut off.
+    thinking: let the model think before it answers, where its template has such a mode; other templates ignore it.
+    Without it, such a template opens and closes an empty thinking block, so that replies start directly.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], kwargs: Mapping[str, Any] = TEMPLATE_KWARGS
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], *, thinking: bool = False) -> None:
         self.tokenizer = tokenizer
         self.stop_token_ids = list(stop_token_ids)
-        self._kwargs = dict(kwargs)
+        self.thinking = thinking
         special = sorted(
             (t.content for t in tokenizer.added_tokens_decoder.values() if t.special), key=len, reverse=True
         )
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.end_of_message = self._after_reply("")[1]
+        self._before_reply = self._prefix_of_written_replies()
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the messages before the first reply, with the template's generation prompt."""
@@ -55,8 +56,11 @@ class ChatTemplate:
             return self._encode(self._render([{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]))
 
     def reply(self, text: str) -> list[int]:
-        """A reply that nobody sampled, such as a demonstration's: its tokens and the end of the message."""
-        return [*self._encode(text), self.end_of_message]
+        """A reply that nobody sampled, such as a demonstration's: its tokens and the end of the message.
+
+        With `thinking`, it starts with the empty thinking block that the template gives a reply without thoughts.
+        """
+        return [*self._encode(self._before_reply + text), self.end_of_message]
 
     def observation(self, text: str) -> list[int]:
         """What follows the end-of-message token of a reply: the user message `text` and the generation prompt.
@@ -72,6 +76,36 @@ class ChatTemplate:
         body = tokens[:-1] if self.ends_reply(tokens) else tokens
         text: str = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+    def answer(self, reply: str) -> str:
+        """What of a reply's text is said to the environment: with `thinking`, what comes after the thoughts.
+
+        A reply that was cut off while it thought says nothing.
+        """
+        if not self.thinking or not self._before_reply:
+            return reply
+        _thoughts, end, answer = reply.rpartition(THINKING_ENDS)
+        if end:
+            return answer.lstrip("\n")
+        begun_by_template = THINKING_STARTS not in self._before_reply
+        return "" if begun_by_template or THINKING_STARTS in reply else reply
+
+    def difference(self) -> str | None:
+        """Where the tokens of a growing conversation are not those that the template makes of the whole, in one line.
+
+        None if there is no difference in a conversation of one reply and one observation.
+        """
+        opening: list[Message] = [{"role": "user", "content": "."}]
+        ours = [*self.opening(opening), *self.reply(_REPLY), *self.observation(".")]
+        whole = self._encode(self._render([*opening, {"role": "assistant", "content": _REPLY}, *opening]))
+        if ours == whole:
+            return None
+        sent, rendered = self.tokenizer.decode(ours), self.tokenizer.decode(whole)
+        start = next(i for i, (a, b) in enumerate(zip(sent, rendered, strict=False)) if a != b)
+        return (
+            f"the chat template renders earlier replies anew ({rendered[start : start + 20]!r}... in place of "
+            f"{sent[start : start + 20]!r}...); sent is what was read and sampled, unchanged"
+        )
 
     def ends_reply(self, tokens: Sequence[int]) -> bool:
         """Whether a sampled reply ends with a stop token, rather than at the token cap."""
@@ -94,9 +128,16 @@ class ChatTemplate:
             )
         return tokens[end + 1 :], tokens[end]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _prefix_of_written_replies(self) -> str:
+        """What the template writes between the generation prompt and a reply without thoughts."""
+        question: Message = {"role": "user", "content": "."}
+        prompt = self._render([question])
+        written = self._render([question, {"role": "assistant", "content": _REPLY}], prompt=False).partition(_REPLY)[0]
+        return written.removeprefix(prompt) if written.startswith(prompt) else ""
+
+    def _render(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **self._kwargs
+            list(messages), tokenize=False, add_generation_prompt=prompt, enable_thinking=self.thinking
         )
         return text
 

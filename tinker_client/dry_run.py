@@ -75,8 +75,8 @@ def print_supervised(
 
 
 def _template(backend: BackendConfig) -> ChatTemplate:
-    name = backend.tokenizer or (backend.model if backend.base_url else str(local_model_dir(backend.model)))
+    name = backend.tokenizer or (str(local_model_dir(backend.model)) if backend.is_local else backend.model)
     if name is None:
         raise UserError("give --model or --tokenizer")
     tokenizer = load_tokenizer(name)
-    return ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+    return ChatTemplate(tokenizer, stop_token_ids(tokenizer), thinking=backend.thinking)

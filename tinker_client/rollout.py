@@ -226,7 +226,7 @@ async def play_episode(
             break
         conversation.add_reply(sequence.tokens, sequence.logprobs)
         reply = template.decode_reply(sequence.tokens)
-        turn = game.step(reply)
+        turn = game.step(template.answer(reply))
         if not turn.done:
             conversation.add_observation(turn.observation)
         record.turns.append(

@@ -52,7 +52,7 @@ class LocalServer:
         self.base_url = ""
 
     def __enter__(self) -> Self:
-        uv = _find_uv()
+        uv = find_uv()
         if find_spec("skyrl") is None or find_spec("jax") is None:
             raise UserError(
                 "the local server is not installed: run `uv sync --extra tinker --extra jax`, or give --base-url"
@@ -242,13 +242,14 @@ def _link(source: Path, target: Path) -> None:
         link(str(source), str(target))
 
 
-def _find_uv() -> Path:
+def find_uv() -> Path:
+    """The uv to start a server with. Raises UserError if there is none that runs."""
     on_path = shutil.which("uv")
     # A pyenv shim of this name may be on PATH without a uv behind it, so it has to answer.
     for candidate in (on_path, REPOSITORY / ".uv" / "bin" / "uv"):
         if candidate is not None and _runs(candidate):
             return Path(candidate)
-    raise UserError("the local server needs uv, which SkyRL calls by name: run ./quickstart.sh or `pip install uv`")
+    raise UserError("the server needs uv, which SkyRL calls by name: run ./quickstart.sh or `pip install uv`")
 
 
 def _runs(uv: Path | str) -> bool:

@@ -105,7 +105,9 @@ def repeated_failed_crafts(row: Row) -> tuple[int, ...]:
     seen: set[str] = set()
     repeated = []
     for number, turn in enumerate(row["turns"], start=1):
-        call = tools.parse(turn["reply"]) if turn["kind"] == "failed_craft" else None
+        # The last call: thoughts before the answer may try others.
+        last = turn["reply"][turn["reply"].rfind("<tool>") :]
+        call = tools.parse(last) if turn["kind"] == "failed_craft" else None
         if isinstance(call, tools.Craft):
             key = repr((sorted(map(repr, call.ingredients.items())), tuple(call.target)))
             if key in seen:
