@@ -15,13 +15,14 @@ import tinker
 import train_grpo
 import train_sft
 from tests.conftest import RANK
+from tests.playing import play
 from textcraft import Episode, Turn, load_tasks
 from tinker_client import rollout
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate
 from tinker_client.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
-from tinker_client.rollout import PlayConfig, play, sync_policy
+from tinker_client.rollout import PlayConfig, sync_policy
 from tinker_client.run_dir import read_rows, resolve_state
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -64,7 +65,12 @@ def test_sft_lowers_the_loss_and_writes_down_what_it_did(sft_run: Path):
     assert len(held_out) == 2
     assert held_out[1] < held_out[0] < metrics[0]["loss/train"] + 0.5
     assert sum(row["tokens/trained"] for row in metrics[:2]) == sum(row["tokens/trained"] for row in metrics[2:])
-    assert [row["step"] for row in read_rows(sft_run / "checkpoints.jsonl")] == [2, 4]
+    assert [row["step"] for row in read_rows(sft_run / "checkpoints.jsonl")] == [4]
+    plan = read_rows(sft_run / "plan.jsonl")
+    assert [(row["step"], row["epoch"]) for row in plan] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    lines = [sorted(line for row in plan[i : i + 2] for line in row["lines"]) for i in (0, 2)]
+    assert lines[0] == lines[1]
+    assert len(set(lines[0])) == 8
     assert json.loads((sft_run / "config.json").read_text())["flags"]["lr"] == 1e-2
 
 

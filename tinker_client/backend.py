@@ -3,10 +3,9 @@
 import concurrent.futures
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -15,17 +14,20 @@ import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinker_client import models
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.models import Tokenizer
+from tinker_client.pulse import Pulse
 from tinker_client.run_dir import SavedState, read_config
-from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state
+from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state, is_skyrl
+from tinker_client.versions import SKYRL, check_pair, installed
+from tinker_client.waiting import STEP_TIMEOUT_S, Request, wait
 
 LossReduction = Literal["token_sum", "sequence_mean"]
 
 ANSWER_SECONDS = 5.0
 # Creating, loading and saving an adapter. A minute at most was measured on two cores; GPU servers build engines here.
 CALL_SECONDS = 1800.0
-# A server forgets an adapter at once, but only after the work that it has already accepted.
+# A server forgets an adapter or deletes a state at once, but only after the work that it has already accepted.
 RELEASE_SECONDS = 60.0
 # `max_model_len` of the configurations in server/configs.
 REMOTE_CONTEXT_LENGTH = 65_536
@@ -77,10 +79,18 @@ class Backend:
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
-    """The state given to connect(), ready for training_client_from()."""
+    """The state given to connect(), ready for adapter() and training_client_from()."""
     local: LocalServer | None = field(default=None, repr=False)
+    check_alive: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Raises ServerError if the server is gone. The SDK itself would wait for ever."""
     adapters: list[tinker.TrainingClient] = field(default_factory=list, repr=False)
     """The adapters that were made and not released yet."""
+
+    def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
+        """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
+        if self.init_state_path is None:
+            return self.new_training_client(rank, seed)
+        return self.training_client_from(self.init_state_path, with_optimizer)
 
     def new_training_client(self, rank: int, seed: int) -> tinker.TrainingClient:
         """A fresh LoRA adapter (B = 0, so it samples like the base model).
@@ -106,7 +116,9 @@ class Backend:
         )
         try:
             adapter = self._call("loading a state", lambda: create(state_path))
-        except (tinker.NotFoundError, tinker.BadRequestError) as error:
+        except ServerError as error:
+            if not isinstance(error.__cause__, tinker.NotFoundError | tinker.BadRequestError):
+                raise
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
@@ -136,6 +148,16 @@ class Backend:
         """
         return str(self._call("saving the state", lambda: training_client.save_state(name).result()).path)
 
+    def delete_state(self, state_path: str) -> None:
+        """Delete a saved state, if the server still has it. Raises ServerError if it refuses to."""
+        rest = self.service.create_rest_client()
+        try:
+            delete = rest.delete_checkpoint_from_tinker_path
+            self._call("deleting a state", lambda: delete(state_path).result(), seconds=RELEASE_SECONDS)
+        except ServerError as error:
+            if not isinstance(error.__cause__, tinker.NotFoundError):
+                raise
+
     def release(self, training_client: tinker.TrainingClient) -> None:
         """Forget an adapter, which frees its place on the server. Its saved states stay.
 
@@ -154,13 +176,12 @@ class Backend:
             seconds=RELEASE_SECONDS,
         )
 
-    def check_alive(self) -> None:
-        """Raises ServerStoppedError if the local server has ended. The SDK itself would wait for ever."""
-        if self.local is not None:
-            self.local.check_alive()
+    def result[T](self, request: Request[T], what: str) -> T:
+        """The answer to a request of the SDK. Raises ServerError if it fails or takes more than an hour."""
+        return self._wait(request, what, STEP_TIMEOUT_S)
 
     def _call[T](self, what: str, call: Callable[[], T], seconds: float = CALL_SECONDS) -> T:
-        """Run a blocking call of the SDK, which has no time-out of its own, with a bound and an eye on the server."""
+        """The result of a blocking call of the SDK, which has no time-out of its own. Raises ServerError."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -171,16 +192,16 @@ class Backend:
 
         # A daemon thread: one that hangs must not keep the script from ending.
         threading.Thread(target=run, daemon=True, name=what).start()
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                if future.done():
-                    raise
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} took more than {seconds:.0f} s on {self.server['url']}")
+        return self._wait(future, what, seconds)
+
+    def _wait[T](self, request: Request[T], what: str, seconds: float) -> T:
+        try:
+            return wait(request, lambda: what, self.check_alive, seconds)
+        except ServerError:
+            raise
+        except Exception as error:  # the SDK raises ValueError and others for what a server answers
+            line = " ".join(str(error).split())[:300]
+            raise ServerError(f"{what} failed with {type(error).__name__}: {line}") from error
 
 
 @contextmanager
@@ -198,14 +219,16 @@ def connect(
             yield backend
     else:
         backend = _remote(config, config.base_url, init)
-        try:
-            yield backend
-        finally:
-            # Whatever happened: an adapter that stays takes a place until the server's time-out, if it has one.
-            for adapter in list(backend.adapters):
-                with suppress(tinker.TinkerError, TimeoutError):
-                    backend.release(adapter)
-            backend.service.holder.close()
+        with Pulse(backend.server["url"]) as pulse:
+            backend = replace(backend, check_alive=pulse.check_alive)
+            try:
+                yield backend
+            finally:
+                # Whatever happened: an adapter that stays takes a place until the server's time-out, if it has one.
+                for adapter in list(backend.adapters):
+                    with suppress(ServerError):
+                        backend.release(adapter)
+                backend.service.holder.close()
 
 
 @contextmanager
@@ -221,6 +244,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             raise UserError(f"{source} was trained on --model {trained['model']}, not {name}: leave --model out")
         rank = import_state(init.state_path, source / "server", directory)
     model_dir = models.local_model_dir(name)
+    check_pair(installed("tinker") or "", installed("skyrl") or SKYRL)
     with LocalServer(directory, model_dir, max_rank=rank) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
@@ -239,6 +263,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
                 local=server,
+                check_alive=server.check_alive,
             )
         finally:
             service.holder.close()
@@ -251,6 +276,9 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
     base_url = base_url.rstrip("/")
     if not answers(base_url, ANSWER_SECONDS):
         raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
+    skyrl = is_skyrl(base_url, ANSWER_SECONDS)
+    if skyrl:
+        check_pair(installed("tinker") or "", SKYRL)  # it does not tell its version
     try:
         service = tinker.ServiceClient(base_url=base_url, api_key=os.environ.get("TINKER_API_KEY") or NO_KEY)
         known = {m.model_name: m.max_context_length for m in service.get_server_capabilities().supported_models}
@@ -266,7 +294,7 @@ def _remote(config: BackendConfig, base_url: str, init: SavedState | None) -> Ba
         context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
         stop_token_ids=models.stop_token_ids(tokenizer),
-        server={"kind": "remote", "model": model, "url": base_url},
+        server={"kind": "remote", "skyrl": skyrl, "model": model, "url": base_url},
         init_state_path=init.state_path if init else None,
     )
 

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from contextlib import closing
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Self
 
 from rich.console import Console
 
-from tinker_client.errors import ServerStoppedError, UserError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.models import cache_dir
 from tinker_client.run_dir import TRAINING_PATH
 
@@ -96,17 +97,17 @@ class LocalServer:
             while not (ENGINE_READY in self._log_of_this_start() and answers(self.base_url, timeout=1.0)):
                 try:
                     self.check_alive()
-                except ServerStoppedError as error:
+                except ServerError as error:
                     raise UserError(str(error)) from error
                 if time.monotonic() > deadline:
                     raise UserError(f"the local server is not ready after {START_SECONDS:.0f} s: see {self.log}")
                 time.sleep(0.1)
 
     def check_alive(self) -> None:
-        """Raises ServerStoppedError if the server has ended; the SDK would wait for it for ever."""
+        """Raises ServerError if the server has ended; the SDK would wait for it for ever."""
         if self._process.poll() is not None:
             cause = _last_error(self._log_of_this_start())
-            raise ServerStoppedError(f"the local server stopped ({cause}): see {self.log}")
+            raise ServerError(f"the local server stopped ({cause}): see {self.log}")
 
     def delete_old_sampler_weights(self, model_id: str) -> None:
         """Delete what earlier calls for a sampling client wrote for this adapter.
@@ -201,11 +202,21 @@ def forget_requests(database: Path) -> None:
 
 def answers(base_url: str, timeout: float) -> bool:
     """Whether a Tinker server's health check answers within `timeout` seconds."""
+    return _get(f"{base_url}/api/v1/healthz", timeout) is not None
+
+
+def is_skyrl(base_url: str, timeout: float) -> bool:
+    """Whether the server says that it is SkyRL's, which it does by this name and without a useful version."""
+    return b"Tinker API Mock" in (_get(f"{base_url}/", timeout) or b"")
+
+
+def _get(url: str, timeout: float) -> bytes | None:
     try:
-        with urllib.request.urlopen(f"{base_url}/api/v1/healthz", timeout=timeout) as response:  # noqa: S310
-            return bool(response.status == 200)
-    except (OSError, ValueError):
-        return False
+        with urllib.request.urlopen(url, timeout=timeout) as response:  # noqa: S310
+            content: bytes = response.read(100_000)
+            return content if response.status == 200 else None
+    except (OSError, ValueError, HTTPException):
+        return None
 
 
 def _copy_rows(source: sqlite3.Connection, target: Path, model: str, name: str) -> None:
