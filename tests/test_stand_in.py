@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "stand_in.py"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = _free_port()
+    port = _free_port(0)
     times = ["--turn-s", "0.02", "--forward-backward-s", "0.1", "--optim-step-s", "0.02", "--save-s", "0.02"]
     with subprocess.Popen([sys.executable, str(SCRIPT), "--port", str(port), *times]) as process:
         while not answers(f"http://127.0.0.1:{port}", timeout=1.0):

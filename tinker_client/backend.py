@@ -117,7 +117,7 @@ class Backend:
         try:
             adapter = self._call("loading a state", lambda: create(state_path))
         except ServerError as error:
-            if not isinstance(error.__cause__, tinker.NotFoundError | tinker.BadRequestError):
+            if not isinstance(error.__cause__, tinker.NotFoundError):
                 raise
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"

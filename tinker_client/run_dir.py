@@ -117,7 +117,8 @@ class RunDir:
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give another run directory")
         before = read_config(path)
-        if before is None and path.exists() and any(path.iterdir()):
+        # A draft alone is a run that was killed as it began.
+        if before is None and path.exists() and any(file.name != "config.json.tmp" for file in path.iterdir()):
             raise UserError(f"{path} is not empty and not a run directory: give another one")
         if before is not None and resume:
             refuse_changes(path, before["flags"], config, may_change)
