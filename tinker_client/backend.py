@@ -60,7 +60,7 @@ class BackendConfig:
     limit."""
 
     def __post_init__(self) -> None:
-        if min(self.context_length or 1, self.turns_in_flight or 1) < 1:
+        if any(count is not None and count < 1 for count in (self.context_length, self.turns_in_flight)):
             raise UserError("--context-length and --turns-in-flight start at 1")
 
 
