@@ -6,6 +6,7 @@
 Ends with `kills survived / tried`, and with exit status 1 unless all did. --out keeps every run directory.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -15,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ import psutil
 import tyro
 from rich.console import Console
 
-import train_sft
 from tests.fault_proxy import KINDS, Kind, faulty
 from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
@@ -38,7 +37,7 @@ from tinker_client.server import LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAY = "--depths 2 --max-turns 4 --max-reply-tokens 24"
-GRPO = f"train_grpo.py {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2 --advantage reinforce"
+GRPO = f"-m tests.coin_grpo {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2"
 SCRIPTS = {
     "sft": "train_sft.py --data {data} --rank 8 --epochs 2 --batch-size 4 --lr 1e-3 --save-every 2",
     "grpo": f"{GRPO} --max-staleness 0",
@@ -111,46 +110,41 @@ class Suite:
 
     def kill_all(self, victim: str, count: int) -> None:
         """So many kills, of all scripts in turn, several a run."""
-        names = [name for i, name in zip(range(count), _forever(list(SCRIPTS)), strict=False)]
-        for name, kills in Counter(names).items():
-            for number, begin in enumerate(range(0, kills, self.kills_a_run)):
-                of_run = min(self.kills_a_run, kills - begin)
-                self.survive(name, f"{name}_{victim}_{number}", of_run, lambda n, p, v=victim: self.kill(n, p, v))
+        for number, name in enumerate(itertools.cycle(SCRIPTS)):
+            if count <= 0:
+                return
+            count -= self.survive(name, self.out / f"{number}_{name}_{victim}", victim, min(count, self.kills_a_run))
 
-    def survive(self, name: str, label: str, kills: int, disturb: Callable[[str, Path], None]) -> None:
-        """A run that is disturbed so often and then goes on to its end, where it is compared with the undisturbed one."""
-        path = self.out / label
-        for _ in range(kills):
-            disturb(name, path)
+    def survive(self, name: str, path: Path, victim: str, kills: int) -> int:
+        """A run that is killed so often, goes on to its end and is then compared with the undisturbed one.
+
+        Returns the kills, fewer if it ended before.
+        """
+        killed = sum(self.kill(name, path, victim) for _ in range(kills))
         status = self.start(name, path).wait()
         problem = f"exit status {status}" if status else self.problem(name, path)
-        self.tried += kills
-        self.survived += 0 if problem else kills
-        self.console.print(f"{label}: {kills} kills, {problem or 'as if nothing had happened'}")
+        self.tried += killed
+        self.survived += 0 if problem else killed
+        self.console.print(f"{path.name}: {killed} kills, {problem or 'as if nothing had happened'}")
+        return killed
 
-    def kill(self, name: str, path: Path, victim: str) -> None:
+    def kill(self, name: str, path: Path, victim: str) -> bool:
         """Start the script and kill it, or the engine of its server, at a random moment of its time."""
         process = self.start(name, path)
-        deadline = time.monotonic() + self.rng.uniform(0, self.seconds[name])
-        while process.poll() is None and time.monotonic() < deadline:
+        moment_s = time.monotonic() + self.rng.uniform(0, self.seconds[name])
+        while process.poll() is None and time.monotonic() < moment_s:
             time.sleep(0.05)
-        if process.poll() is not None:  # there was too little left to do
-            self.moments["after its end"] += 1
-            return
-        if victim == "script":
-            self.moments[moment(path)] += 1
-            process.kill()
+        victims = [process] if victim == "script" else engines_of(process)
+        if process.poll() is not None or not victims:
             process.wait()
-            return
-        engines = [
-            p for p in psutil.Process(process.pid).children(recursive=True) if "skyrl.tinker.engine" in p.cmdline()
-        ]
-        self.moments[moment(path) if engines else "before the server"] += 1
-        for engine in engines:
-            engine.send_signal(signal.SIGKILL)
+            return False
+        self.moments[moment(path)] += 1
+        for one in victims:
+            one.send_signal(signal.SIGKILL)
         status = process.wait()
-        if engines and status not in (EXIT_SERVER_ERROR, EXIT_USER_ERROR):
+        if victim == "engine" and status not in (EXIT_SERVER_ERROR, EXIT_USER_ERROR):
             self.console.print(f"{path.name}: exit status {status} after its server was killed")
+        return True
 
     def misbehave(self, kind: Kind) -> None:
         """A GRPO run whose requests suffer from one kind of fault, started again until it is done."""
@@ -160,23 +154,21 @@ class Suite:
             server.wait_until_ready()
             with faulty(server.base_url, [kind]) as proxy:
                 flags = ("--base-url", proxy.url, "--loss-reduction", "sequence_mean", "--turns-in-flight", "32")
-                for attempt in range(1, ATTEMPTS + 1):
-                    status = self.start("grpo", path, *flags).wait()
-                    if status == 0:
-                        break
+                starts = 1
+                while (status := self.start("grpo", path, *flags).wait()) != 0 and starts < ATTEMPTS:
+                    starts += 1
         problem = f"exit status {status}" if status else self.problem("grpo", path)
         self.tried += 1
         self.survived += not problem
-        faults = f"{proxy.faults.total()} of {proxy.requests} requests, {attempt} starts"
+        faults = f"{proxy.faults.total()} of {proxy.requests} requests, {starts} starts"
         self.console.print(f"{path.name}: {faults}, {problem or 'as if nothing had happened'}")
 
     def problem(self, name: str, path: Path) -> str | None:
         """What differs from the undisturbed run."""
         whole = self.out / f"{name}_whole"
         if name == "evaluate":
-            return (
-                None if read_rows(path / "episodes.jsonl") == read_rows(whole / "episodes.jsonl") else "other episodes"
-            )
+            same = read_rows(path / "episodes.jsonl") == read_rows(whole / "episodes.jsonl")
+            return None if same else "other episodes"
         steps = [[row["step"] for row in read_rows(run / "metrics.jsonl")] for run in (path, whole)]
         if steps[0] != steps[1] or steps[0] != list(range(1, len(steps[0]) + 1)):
             return f"steps {steps[0]}"
@@ -217,6 +209,17 @@ def consumed_once(path: Path) -> str | None:
     return None
 
 
+def engines_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The engines of the servers that a process has started."""
+    engines = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if "skyrl.tinker.engine" in child.cmdline():
+                    engines.append(child)
+    return engines
+
+
 def moment(path: Path) -> str:
     """What the run's server is asked for at this moment."""
     database = path / "server" / "tinker.db"
@@ -230,11 +233,6 @@ def moment(path: Path) -> str:
         if kind in asked:
             return kind
     return "between requests" if (path / "metrics.jsonl").exists() else "starting"
-
-
-def _forever(names: list[str]) -> Iterator[str]:
-    while True:
-        yield from names
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import tinker
 
 import train_grpo
 import train_sft
+from tests.coin_grpo import CoinGame
 from tests.conftest import RANK
 from tests.playing import play
-from textcraft import Episode, Turn, load_tasks
+from textcraft import load_tasks
 from tinker_client import rollout
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate
@@ -82,16 +83,6 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
     assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
-
-
-class CoinGame(Episode):
-    """A game whose success is that of a coin, so that groups have both outcomes whatever the model is able to do."""
-
-    def step(self, reply: str) -> Turn:
-        turn = super().step(reply)
-        if turn.done:
-            return Turn(turn.observation, True, float(len(reply) % 2), turn.kind)
-        return turn
 
 
 def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path, monkeypatch):
