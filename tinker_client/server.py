@@ -38,11 +38,20 @@ class LocalServer:
     Entering starts the process, `wait_until_ready` waits until it has loaded the model, leaving stops it. If the script
     dies instead, its watchdog stops it. A directory that an earlier server wrote is taken up again, with its states.
     max_rank: the highest LoRA rank to be asked for. adapters: how many adapters may be alive at once.
-    port: 0 for any that is free.
+    port: 0 for any that is free. session_timeout_s: how long adapters outlive a script that has died; -1: for ever.
     Raises UserError on entering if uv or the `jax` extra is missing.
     """
 
-    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int, adapters: int = 1, port: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model_dir: Path,
+        *,
+        max_rank: int,
+        adapters: int = 1,
+        port: int = 0,
+        session_timeout_s: int = -1,
+    ) -> None:
         self.directory = directory.resolve()
         self.model_dir = model_dir.resolve()
         self.log = self.directory / "server.log"
@@ -50,6 +59,7 @@ class LocalServer:
         self.checkpoints = self.directory / "checkpoints"
         self.backend_config = backend_config(max_rank, adapters)
         self._port = port
+        self._session_timeout_s = session_timeout_s
         self.base_url = ""
 
     def __enter__(self) -> Self:
@@ -133,7 +143,8 @@ class LocalServer:
             "--backend-config", json.dumps(self.backend_config),
             "--database-url", f"sqlite:///{self.database}",
             "--checkpoints-base", self.checkpoints,
-            "--session-timeout-sec", "-1",  # a busy script that misses heartbeats must not lose its model
+            "--session-timeout-sec", str(self._session_timeout_s),
+            "--session-cleanup-interval-sec", "10",
         ]  # fmt: skip
 
     def _log_of_this_start(self) -> bytes:
