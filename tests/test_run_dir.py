@@ -3,14 +3,18 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tinker_client.claims import claimed
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.run_dir import RunDir, SavedState, append_rows, read_rows, resolve_start, resolve_state, write_json
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 STATE = "tinker://model_1a2b/weights/step_000007"
 
 
@@ -165,6 +169,34 @@ def test_a_damaged_record_is_one_line_and_nothing_is_cut(tmp_path, name, content
         RunDir.create(tmp_path, Config(), resume=True)
     assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from tinker_client.claims import claim
+claim(Path(sys.argv[1]))
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_in_use_is_left_alone_until_its_process_is_gone(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    write_json(path / "config.json", {"run_format": 1, "flags": {}})
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"claimed\n"
+        for flags in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(UserError, match="another process works in"):
+                RunDir.create(path, Config(), **flags)
+        with pytest.raises(UserError, match="another process"), claimed(path, wait_s=0.2):
+            pass
+        holder.kill()
+        with claimed(path, wait_s=20):
+            pass
+    RunDir.create(path, Config(), overwrite=True)
 
 
 def test_a_file_that_cannot_be_written_is_a_user_error(tmp_path):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from textcraft.world import TASK_FILE_SHA256
+from tinker_client.claims import claim
 from tinker_client.errors import UserError
 from tinker_client.flags import refuse_changes, resolved
 from tinker_client.versions import installed
@@ -120,6 +121,8 @@ class RunDir:
         # A draft alone is a run that was killed as it began.
         if before is None and path.exists() and any(file.name != "config.json.tmp" for file in path.iterdir()):
             raise UserError(f"{path} is not empty and not a run directory: give another one")
+        if before is not None and (resume or overwrite):
+            claim(path)
         if before is not None and resume:
             refuse_changes(path, before["flags"], config, may_change)
             for name, digest in (contents or {}).items():
@@ -137,6 +140,7 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to {path} ({error.strerror}): give another run directory") from error
+        claim(path)
         now = _describe(config) | {"contents": dict(contents or {})}
         if before is not None:
             now |= {"started": before["started"], "resumed": now["started"], "server": before["server"]}

@@ -19,6 +19,7 @@ from typing import Self
 
 from rich.console import Console
 
+from tinker_client.claims import claimed
 from tinker_client.errors import ServerError, UserError
 from tinker_client.models import cache_dir
 from tinker_client.run_dir import TRAINING_PATH
@@ -69,21 +70,24 @@ class LocalServer:
                 "the local server is not installed: run `uv sync --extra tinker --extra jax`, or give --base-url"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        forget_requests(self.database)
-        self._delete_sampler_weights()
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        port = _free_port(self._port)
-        self.base_url = f"http://127.0.0.1:{port}"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("watchdog.py"), *self._command(uv, port)],
-                cwd=REPOSITORY,
-                env=_environment(uv),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        # The server of a script that was killed a moment ago may still be ending; its watchdog ends last.
+        with claimed(self.directory, STOP_SECONDS) as claim:
+            forget_requests(self.database)
+            self._delete_sampler_weights()
+            self._log_start = self.log.stat().st_size if self.log.exists() else 0
+            port = _free_port(self._port)
+            self.base_url = f"http://127.0.0.1:{port}"
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, Path(__file__).with_name("watchdog.py"), *self._command(uv, port)],
+                    cwd=REPOSITORY,
+                    env=_environment(uv),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[claim],
+                )
         return self
 
     def __exit__(
