@@ -244,12 +244,7 @@ def train_on(
     for episode, advantage in zip(episodes, worth, strict=True):
         episode.advantage = advantage
     loss = PolicyLoss(config.loss, config.clip_low, config.clip_high)
-    batch = policy_batch(
-        [episode.conversation for episode in episodes],
-        worth,
-        loss,
-        backend.loss_reduction,
-    )
+    batch = policy_batch([episode.conversation for episode in episodes], worth, loss, backend.loss_reduction)
     if not batch.datums:
         return metrics
     with rollouts.updating():

@@ -16,7 +16,9 @@ def serving(**times: float) -> Iterator[tuple[StandIn, str]]:
     """A service that takes no time unless told, and its URL."""
     defaults = {"turn_s": 0.0, "forward_backward_s": 0.0, "optim_step_s": 0.0, "save_s": 0.0, "finish_share": 0.3}
     service, port = StandIn(Config(**{**defaults, **times})), _free_port(0)
-    server = uvicorn.Server(uvicorn.Config(service.app(), host="127.0.0.1", port=port, log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(service.app(), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{port}"

@@ -314,3 +314,23 @@ def test_a_server_error_is_one_line_with_the_command_and_status_3(script):
     assert stderr.startswith("error: the server [bold]stopped. Go on with: ")
     assert stderr.endswith(COMMAND)
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("evaluate.py", signal.SIGINT), ("evaluate.py", signal.SIGTERM), ("train_grpo.py", signal.SIGTERM)],
+)
+def test_scripts_in_the_middle_of_sampling_stop_at_once_and_say_how_to_go_on(name: str, number: int, tmp_path: Path):
+    with serving(turn_s=1000.0) as (service, url):
+        flags = ["--run-dir", str(tmp_path), "--base-url", url, "--tokenizer", str(TINY_MODEL)]
+        command = [sys.executable, name, *flags]
+        with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True) as process:
+            while service.slots._value == service.config.slots:  # no turn is in flight yet
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert stderr.startswith("stopped. Go on with: ")
+    assert stderr.endswith(f" {name} {' '.join(flags)} --resume\n")
+    assert stderr.count("\n") == 1

@@ -49,16 +49,17 @@ def wait[T](
 
 
 async def while_alive[T](work: asyncio.Future[T], reason: Callable[[], str], check_alive: Callable[[], None]) -> T:
-    """The result of `work`, which is cancelled when `check_alive` raises."""
+    """The result of `work`, which is cancelled when `check_alive` raises or the wait is interrupted."""
     waiting = _Waiting(reason)
-    while not work.done():
-        await asyncio.wait([work], timeout=_CHECK_EVERY_S)
-        try:
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=_CHECK_EVERY_S)
             check_alive()
-        except BaseException:
-            work.cancel()
-            raise
-        waiting.log()
+            waiting.log()
+    except BaseException:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)  # else asyncio complains of an exception that nobody saw
+        raise
     return work.result()
 
 
