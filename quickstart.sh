@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 source server/install.sh tinker jax
+source .venv/bin/activate
 
 out=runs/quickstart-$(date +%Y%m%d-%H%M%S)
 mkdir -p "$out"
@@ -13,29 +14,39 @@ stage() { # name, command...
   local name=$1 started=$SECONDS
   shift
   printf '\n== %s\n+ %s\n' "$name" "$*"
-  uv run --no-sync "$@"
+  "$@"
   timings+=("$(printf '%5d s  %s' $((SECONDS - started)) "$name")")
 }
 
+# One server for all stages: each start of one costs half a minute, and as much again for what it compiles.
+started=$SECONDS
+python -m tinker_client serve --run-dir "$out" --stop-with-parent >"$out/url" &
+server=$!
+trap 'kill "$server" 2>/dev/null; wait "$server"' EXIT
+until [ -s "$out/url" ]; do kill -0 "$server" 2>/dev/null || exit 2; sleep 0.2; done
+timings+=("$(printf '%5d s  %s' $((SECONDS - started)) "server: start")")
+backend="--base-url $(cat "$out/url") --loss-reduction sequence_mean --turns-in-flight 32"
+
 # 36 val tasks of each depth: 72 easy ones (2-3), and 36 of depth 4, harder than any task that is trained on.
-# 16 turns are more than the longest ideal run of an easy task (12) and enough for most of depth 4 (median 15).
-play="--depths 2 3 4 --limit 108 --max-turns 16 --max-reply-tokens 128"
-grpo="--groups 4 --group-size 8 --lr 5e-4 --max-turns 12 --max-reply-tokens 128"
+# 12 turns are the longest ideal run of an easy task, and enough for some of depth 4.
+play="$backend --depths 2 3 4 --limit 108 --max-turns 12 --max-reply-tokens 128"
+grpo="$backend --groups 4 --group-size 8 --max-turns 12 --max-reply-tokens 128"
 
 stage "demonstrations from train easy" \
-  python -m sft_data --round 2 --recovery 0 --count 264 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+  python -m sft_data --round 2 --count 290 --recovery 90 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
 stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
-stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 3 $grpo
+stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 3 --lr 1e-3 $grpo
 stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
 stage "SFT: train" \
-  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8
+  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8 $backend
 stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
-stage "SFT then GRPO: train" python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 3 $grpo
+stage "SFT then GRPO: train" \
+  python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 5 --lr 1e-3 $grpo
 stage "SFT then GRPO: evaluate" python evaluate.py --run-dir "$out/eval/sft_grpo" --checkpoint "$out/sft_grpo" $play
 
-printf '\n== val easy (depth 2-3)\n'
-uv run --no-sync python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 2 3
 printf '\n== val depth 4, harder than any task trained on\n'
-uv run --no-sync python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 4
+python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 4
+printf '\n== val easy (depth 2-3)\n'
+python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 2 3 --out "$out/report"
 printf '\nTime of each stage:\n'
 printf '%s\n' "${timings[@]}" "$(printf '%5d s  all' "$SECONDS")"

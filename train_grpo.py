@@ -62,6 +62,11 @@ class Config:
     where --depths does not say otherwise."""
     depths: tuple[int, ...] | None = None
     """Train on tasks of these depths only."""
+    fits_budget: int | None = None
+    """Train only on tasks whose ideal run fits so many turns. No reward can come of others than those that fit
+    --max-turns."""
+    limit: int | None = None
+    """Train on so many of the tasks only, a fixed sample: a few, over and over, show whether learning works at all."""
     steps: int = 50
     """Optimizer steps, counting those that found nothing to learn from."""
     groups: int = 16
@@ -115,7 +120,8 @@ class Config:
     def __post_init__(self) -> None:
         counts = (
             *(self.rank, self.steps, self.groups, self.group_size, self.max_turns, self.max_reply_tokens),
-            *(self.save_every, self.keep, 1 if self.groups_in_play is None else self.groups_in_play),
+            *(self.save_every, self.keep),
+            *(1 if count is None else count for count in (self.groups_in_play, self.fits_budget, self.limit)),
         )
         if min(counts) < 1 or self.lr <= 0 or min(self.temperature, self.max_staleness, self.retries) < 0:
             raise UserError(
@@ -136,7 +142,7 @@ AdvantageFunction = Callable[[Rewards, Advantage], list[list[float]]]
 def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
     """Train. Experiments, such as benchmarks/learning.py, give other `advantages`."""
     difficulty = config.difficulty or (None if config.depths else "medium")
-    tasks = select_tasks("train", difficulty, config.depths)
+    tasks = select_tasks("train", difficulty, config.depths, limit=config.limit, fits_budget=config.fits_budget)
     if config.dry_run:
         per_step = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else config.groups
         factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}

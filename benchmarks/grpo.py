@@ -121,11 +121,11 @@ def timed_play(policy: Policy, template: ChatTemplate, episodes: int, count: int
     return seconds / episodes, len(played[0].conversation.tokens)
 
 
-def steps(steps: int = 20, groups: int = 8, group_size: int = 4, turn_s: float = 0.2, train_s: float = 2.0) -> None:
+def steps(steps: int = 14, groups: int = 8, group_size: int = 4, turn_s: float = 0.6, train_s: float = 2.0) -> None:
     """Time per optimizer step of train_grpo.py, and its ratio to the larger of sampling time and training time.
 
     Sampling time is that of a server whose slots never idle: the turns of a step times their length, over the slots.
-    It has slots for the episodes of one step.
+    It has slots for the episodes of one step. Shorter turns would measure the SDK, which takes milliseconds for each.
 
     Args:
         steps: Optimizer steps of a run; the means are over the middle half, where neither end of the run is felt.

@@ -174,6 +174,13 @@ def test_the_gradient_on_every_backend_is_that_of_the_mean_over_all_action_token
     assert relative_error(server.pull_back(sent, summed), want) < 1e-3
 
 
+def test_supervised_fine_tuning_has_the_gradient_of_the_mean_over_all_reply_tokens_too(server, conversations):
+    server.forward_backward(supervised_batch(conversations, "sequence_mean"))
+    total = sum(c.action_tokens for c in conversations)
+    want = server.pull_back(conversations, [-np.array(c.is_action[1:], float) / total for c in conversations])
+    assert relative_error(server.gradient(), want) < 1e-3
+
+
 def test_what_jax_answers_contradicts_a_token_sum(server, conversations):
     batch = policy_batch(conversations, ADVANTAGES, LOSSES[0], "token_sum")
     output = SimpleNamespace(loss_fn_outputs=server.forward_backward(batch), metrics={})

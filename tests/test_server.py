@@ -103,6 +103,15 @@ def test_a_running_server_is_used_by_its_url_with_its_only_model(backend: Backen
             remote.training_client_from("tinker://model_0/weights/x", with_optimizer=False)
 
 
+def test_adapters_on_a_running_server_are_released_however_a_script_ends(backend: Backend, tmp_path):
+    config = BackendConfig(base_url=backend.server["url"])
+    with pytest.raises(ZeroDivisionError), connect(config, tmp_path) as remote:
+        remote.new_training_client(rank=RANK, seed=0)
+        raise ZeroDivisionError
+    with connect(config, tmp_path) as remote:  # the server has room for one
+        assert len(sample(remote.sampling_client(remote.new_training_client(rank=RANK, seed=0)))) == 4
+
+
 def test_what_a_user_gets_wrong_about_a_running_server(backend: Backend, tmp_path, monkeypatch):
     def refused(**flags: str | None) -> str:
         with pytest.raises(UserError) as caught, connect(BackendConfig(**flags), tmp_path):
@@ -187,6 +196,35 @@ def test_no_process_survives_a_killed_script(tmp_path):
     script.kill()
     script.wait()
     assert_gone(family)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "its parent's end"])
+def test_serve_prints_its_url_and_leaves_nothing_behind(tmp_path, end):
+    command = [sys.executable, "-m", "tinker_client", "serve", "--run-dir", tmp_path, "--rank", RANK]
+    if end != "SIGTERM":
+        command = ["sh", "-c", '"$@" & wait', "sh", *command, "--stop-with-parent"]
+    parent = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, cwd=server_module.REPOSITORY)
+    url = parent.stdout.readline().decode().strip()
+    assert server_module.answers(url, timeout=5)
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert any(is_engine(process) for process in family)
+    if end == "SIGTERM":
+        parent.terminate()
+        assert parent.wait(30) == 0
+    else:
+        parent.kill()
+        parent.wait()
+    assert_gone(family)
+
+
+def test_a_port_that_is_taken_ends_in_one_line(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        server = LocalServer(tmp_path, TINY_MODEL, max_rank=RANK, port=port)
+        with pytest.raises(UserError, match=f"port {port} .* is taken"), server:
+            pass
 
 
 @pytest.mark.slow

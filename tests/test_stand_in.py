@@ -1,5 +1,6 @@
 """train_grpo.py against the stand-in service of the benchmarks: a token-sum server, through the real SDK."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -13,14 +14,16 @@ from tinker_client.backend import BackendConfig
 from tinker_client.errors import UserError
 from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import read_rows
-from tinker_client.server import _free_port, answers
+from tinker_client.server import answers
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "stand_in.py"
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = _free_port(0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     times = ["--turn-s", "0.02", "--forward-backward-s", "0.1", "--optim-step-s", "0.02", "--save-s", "0.02"]
     with subprocess.Popen([sys.executable, str(SCRIPT), "--port", str(port), *times]) as process:
         while not answers(f"http://127.0.0.1:{port}", timeout=1.0):
