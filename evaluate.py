@@ -36,6 +36,7 @@ from tinker_client.report.scope import scope
 from tinker_client.report.tables import tables
 from tinker_client.rollout import PlayConfig, Policy, play
 from tinker_client.run_dir import SavedState, resolve_state
+from tinker_client.stopping import resumable
 from tinker_client.tasks import select_tasks
 
 
@@ -72,6 +73,8 @@ class Config:
     """Sampling temperature."""
     seed: int = 0
     """Sets every sampling seed."""
+    retries: int = 2
+    """How often an episode asks again for a turn that the server failed, before it counts as broken."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with the evaluation that --run-dir holds: play what is missing, and what broke with the server."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -81,8 +84,8 @@ class Config:
 
     def __post_init__(self) -> None:
         counts = (self.rollouts, self.max_turns, self.max_reply_tokens, self.limit or 1, self.fits_budget or 1)
-        if min(counts) < 1 or 0 in (self.limit, self.fits_budget) or self.temperature < 0:
-            raise UserError("counts start at 1 and --temperature is not negative")
+        if min(counts) < 1 or 0 in (self.limit, self.fits_budget) or min(self.temperature, self.retries) < 0:
+            raise UserError("counts start at 1, and --temperature and --retries are not negative")
         if self.player == "oracle" and self.checkpoint is not None:
             raise UserError("--player oracle plays without a model: leave --checkpoint out")
 
@@ -128,9 +131,9 @@ def main(config: Config) -> None:
                 playing,
                 step=0,
                 label="evaluating",
+                on_episode=run.add,
                 check_alive=check_alive,
                 finished=run.finished,
-                on_episode=run.add,
             )
     console = Console()
     evaluation = run.close()
@@ -150,6 +153,7 @@ def seat(
         temperature=config.temperature,
         context_length=config.backend.context_length or sys.maxsize,
         seed=config.seed,
+        retries=config.retries,
     )
     if config.player == "oracle":
         tokenizer = load_tokenizer(config.backend.tokenizer or str(TINY_MODEL))
@@ -159,10 +163,7 @@ def seat(
         return
     with connect(config.backend, config.run_dir, init=checkpoint) as backend:
         run.record_server(backend.server, checkpoint)
-        if backend.init_state_path:
-            model = backend.training_client_from(backend.init_state_path, with_optimizer=False)
-        else:
-            model = backend.new_training_client(rank=32, seed=0)  # an untrained adapter changes nothing
+        model = backend.adapter(rank=32, seed=0)  # an untrained one changes nothing
         template = backend.template
         policy = Policy(backend.sampling_client(model), version=0)
         playing = replace(playing, context_length=backend.context_length, turns_in_flight=backend.turns_in_flight)
@@ -188,4 +189,5 @@ if __name__ == "__main__":
         if sys.argv[1:2] == ["report"]:
             report(tyro.cli(ReportConfig, args=sys.argv[2:], prog="evaluate.py report"))
         else:
-            main(tyro.cli(Config))
+            with resumable():
+                main(tyro.cli(Config))

@@ -30,6 +30,7 @@ from rich.console import Console
 from textcraft.world import Difficulty
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.background import Rollouts
+from tinker_client.checkpoints import commit
 from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
@@ -38,10 +39,10 @@ from tinker_client.health import check_last
 from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_metrics
 from tinker_client.plan import Plan
 from tinker_client.rollout import EpisodeRecord, PlayConfig, sync_policy
-from tinker_client.run_dir import RunDir, resolve_state
+from tinker_client.run_dir import RunDir, resolve_start
+from tinker_client.stopping import finishing_steps, resumable
 from tinker_client.tasks import select_tasks
 from tinker_client.tracking import Tracker, require_tracker, track
-from tinker_client.waiting import wait
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,16 @@ class Config:
     """Sampling temperature. The ratio of PPO is between policies at 1.0, so other values make it off-policy."""
     save_every: int = 10
     """Steps between checkpoints; there is always one at the end."""
+    keep: int = 5
+    """Checkpoints to keep on the server, the newest ones."""
+    retries: int = 2
+    """How often an episode asks again for a turn that the server failed, before it counts as broken."""
     seed: int = 0
     """Sets the adapter's first weights, the order of the tasks and every sampling seed."""
     track: Tracker | None = None
     """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Go on with the run that --run-dir holds, from its last checkpoint; --steps may be more than before."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -112,10 +119,13 @@ class Config:
     def __post_init__(self) -> None:
         counts = (
             *(self.rank, self.steps, self.groups, self.group_size, self.max_turns, self.max_reply_tokens),
-            *(self.save_every, *(1 if n is None else n for n in (self.groups_in_play, self.fits_budget, self.limit))),
+            *(self.save_every, self.keep),
+            *(1 if count is None else count for count in (self.groups_in_play, self.fits_budget, self.limit)),
         )
-        if min(counts) < 1 or self.lr <= 0 or self.temperature < 0 or self.max_staleness < 0:
-            raise UserError("counts start at 1, --max-staleness at 0, --lr is above 0, --temperature is not negative")
+        if min(counts) < 1 or self.lr <= 0 or min(self.temperature, self.max_staleness, self.retries) < 0:
+            raise UserError(
+                "counts start at 1, --max-staleness and --retries at 0, --lr is above 0, --temperature is not negative"
+            )
         if self.group_size < 2 and self.advantage != "reinforce":
             raise UserError("--group-size 1 compares an episode with itself and learns nothing: take 2 or more")
         if not 0 <= self.clip_low <= 1 <= self.clip_high:
@@ -137,13 +147,25 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
         factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}
         print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
         return
-    init = resolve_state(config.init) if config.init else None
-    run = RunDir.create(config.run_dir, config, overwrite=config.overwrite, init=init)
-    plan = Plan(config.run_dir / "plan.jsonl", tasks, config.groups, config.seed)
+    start = resolve_start(config.run_dir, resume=config.resume, init=config.init)
+    run = RunDir.create(
+        config.run_dir,
+        config,
+        resume=config.resume,
+        overwrite=config.overwrite,
+        init=start,
+        may_change=("steps", "save_every", "keep", "track", "groups_in_play"),
+    )
+    history = run.metrics()
+    done = int(history[-1]["step"]) if history else 0
     console = Console(highlight=False, soft_wrap=True)
+    if done >= config.steps:
+        console.print(f"{config.run_dir} has {done} steps already: give more --steps")
+        return
+    plan = Plan(config.run_dir / "plan.jsonl", tasks, config.groups, config.seed)
     with (
         track(config.track, config.run_dir) as track_metrics,
-        connect(config.backend, config.run_dir, rank=config.rank, init=init) as backend,
+        connect(config.backend, config.run_dir, rank=config.rank, init=start) as backend,
     ):
         run.record_server(backend.server)
         if config.loss == "cispo" and backend.loss_reduction == "token_sum":
@@ -156,14 +178,13 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
             context_length=backend.context_length,
             turns_in_flight=backend.turns_in_flight,
             seed=config.seed,
+            retries=config.retries,
         )
-        if backend.init_state_path:
-            trainer = backend.training_client_from(backend.init_state_path, with_optimizer=False)
-        else:
-            trainer = backend.new_training_client(config.rank, config.seed)
+        trainer = backend.adapter(config.rank, config.seed, with_optimizer=run.saved is not None)
+        updates = sum("tokens/trained" in row for row in history)
         rollouts = Rollouts(
             plan,
-            sync_policy(backend, trainer, version=0),
+            sync_policy(backend, trainer, version=updates),
             template,
             playing,
             steps=config.steps,
@@ -173,16 +194,16 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
             in_play=config.groups_in_play or 2 * config.groups,
             max_groups=(config.max_groups or 4 * config.groups) if config.dynamic_sampling else None,
             shared_weights=backend.loss_reduction == "sequence_mean",  # SkyRL's JAX backend
+            steps_done=done,
+            groups_done=int(history[-1]["plan/groups"]) if history else 0,
             check_alive=backend.check_alive,
             console=console,
         )
-        history: list[dict[str, float]] = []
-        with rollouts:
-            for step in range(1, config.steps + 1):
+        with rollouts, finishing_steps() as asked_to_stop:
+            for step in range(done + 1, config.steps + 1):
                 started, sampling_before = time.monotonic(), rollouts.seconds_sampling
                 groups = rollouts.next_step()
                 received = time.monotonic()
-                run.log_episodes(f"step_{step:06d}", [episode.row() for group in groups for episode in group])
                 metrics = train_on(
                     groups, rollouts, backend=backend, trainer=trainer, config=config, advantages=advantages
                 )
@@ -194,14 +215,18 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
                     "time/step": ended - started,
                     "plan/groups": rollouts.groups_taken,
                 }
+                run.log_episodes(f"step_{step:06d}", (episode.row() for group in groups for episode in group))
                 run.log_metrics(step, metrics)
                 track_metrics(step, metrics)
                 console.print(summary_line(step, config.steps, metrics))
                 history.append({"step": step, **metrics})
                 for warning in check_last(history):
                     console.print(str(warning), style="yellow", markup=False)
-                if step % config.save_every == 0 or step == config.steps:
-                    run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"))
+                stop = asked_to_stop() and step < config.steps
+                if stop or step % config.save_every == 0 or step == config.steps:
+                    commit(run, backend, trainer, step, keep=config.keep)
+                if stop:
+                    raise KeyboardInterrupt
     console.print(f"saved: evaluate it with evaluate.py --checkpoint {config.run_dir}")
 
 
@@ -219,24 +244,23 @@ def train_on(
     rewards = [[episode.reward for episode in group] for group in played]
     metrics = episode_metrics([episode for group in groups for episode in group], rollouts.policy.version)
     metrics |= group_metrics(rewards)
+    episodes = [episode for group in played for episode in group]
+    worth = [advantage for group in advantages(rewards, config.advantage) for advantage in group]
+    for episode, advantage in zip(episodes, worth, strict=True):
+        episode.advantage = advantage
     loss = PolicyLoss(config.loss, config.clip_low, config.clip_high)
-    batch = policy_batch(
-        [episode.conversation for group in played for episode in group],
-        [advantage for group in advantages(rewards, config.advantage) for advantage in group],
-        loss,
-        backend.loss_reduction,
-    )
+    batch = policy_batch([episode.conversation for episode in episodes], worth, loss, backend.loss_reduction)
     if not batch.datums:
         return metrics
     with rollouts.updating():
         # Submitted back to back: the server goes from one to the other without waiting for us.
         forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
         optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=config.lr))
-        output = wait(forward_backward, backend.check_alive)
+        output = backend.result(forward_backward, "the gradients")
         if rollouts.policy.version == 0:
             check_reduction(batch, loss, output, backend.loss_reduction)
         metrics |= policy_metrics(batch, loss, output)
-        metrics |= optimizer_metrics(wait(optim_step, backend.check_alive))
+        metrics |= optimizer_metrics(backend.result(optim_step, "the optimizer step"))
         rollouts.policy = sync_policy(backend, trainer, version=rollouts.policy.version + 1)
     return metrics
 
@@ -258,5 +282,5 @@ def summary_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    with exit_on_user_error():
+    with exit_on_user_error(), resumable():
         main(tyro.cli(Config))

@@ -9,6 +9,7 @@ The loss is the negative log-likelihood of the demonstrations' replies (each wit
 reply tokens of a batch. What is read, the task and the environment's answers, is context and carries no loss.
 """
 
+import hashlib
 import random
 import time
 from collections.abc import Sequence
@@ -23,13 +24,14 @@ from rich.progress import Progress
 
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import Conversation
+from tinker_client.checkpoints import commit
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.dry_run import print_supervised
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import action_nll, optimizer_metrics
 from tinker_client.run_dir import RunDir
-from tinker_client.waiting import wait
+from tinker_client.stopping import finishing_steps, resumable
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Config:
     data: Path
     """Demonstrations, a JSONL file made by `python -m sft_data`."""
     run_dir: Path
-    """Where config.json, metrics.jsonl and checkpoints.jsonl are written."""
+    """Where config.json, plan.jsonl, metrics.jsonl and checkpoints.jsonl are written."""
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
     rank: int = 32
     """LoRA rank. The servers fix alpha at 32, so the adapter's scale is 32 / rank."""
@@ -55,63 +57,95 @@ class Config:
     """Demonstrations to train on never, and to measure the loss on after each epoch."""
     seed: int = 0
     """Sets the adapter's first weights, the order of the demonstrations and which of them are held out."""
+    save_every: int = 20
+    """Steps between checkpoints; there is always one at the end."""
+    keep: int = 5
+    """Checkpoints to keep on the server, the newest ones."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Go on with the run that --run-dir holds, from its last checkpoint."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the demonstrations by depth, the optimizer steps and the tokens this would take, and stop."""
 
     def __post_init__(self) -> None:
-        if min(self.rank, self.epochs, self.batch_size) < 1 or self.lr <= 0 or self.held_out < 0:
-            raise UserError("--rank, --epochs and --batch-size start at 1, --held-out at 0, and --lr is above 0")
+        counts = (self.rank, self.epochs, self.batch_size, self.save_every, self.keep)
+        if min(counts) < 1 or self.lr <= 0 or self.held_out < 0:
+            raise UserError("counts start at 1, --held-out at 0, and --lr is above 0")
 
 
 def main(config: Config) -> None:
-    chats = shuffled(read_demonstrations(config.data), config.seed)
+    chats = read_demonstrations(config.data)
+    order = shuffled(range(len(chats)), config.seed)
     if config.held_out >= len(chats):
         raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
+    chats = [chats[i] for i in order]
     if config.dry_run:
         print_supervised(config.data, chats[config.held_out :], config.epochs, config.batch_size, config.backend)
         return
-    run = RunDir.create(config.run_dir, config, overwrite=config.overwrite)
+    run = RunDir.create(
+        config.run_dir,
+        config,
+        resume=config.resume,
+        overwrite=config.overwrite,
+        may_change=("data", "save_every", "keep"),
+        contents={"data": hashlib.sha256(config.data.read_bytes()).hexdigest()},
+    )
+    steps_of_epoch = -(-(len(chats) - config.held_out) // config.batch_size)
+    steps, done = config.epochs * steps_of_epoch, run.saved["step"] if run.saved else 0
     console = Console(highlight=False, soft_wrap=True)
+    if done == steps:
+        console.print(f"{config.run_dir} has all of its {steps} steps already")
+        return
     with (
-        connect(config.backend, config.run_dir, rank=config.rank) as backend,
+        connect(config.backend, config.run_dir, rank=config.rank, init=run.state) as backend,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        finishing_steps() as asked_to_stop,
     ):
         run.record_server(backend.server)
         template = backend.template
         demonstrations = tokenize(chats, template, backend.context_length)
         held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
-        trainer = backend.new_training_client(config.rank, config.seed)
+        trainer = backend.adapter(config.rank, config.seed, with_optimizer=True)
+        lengths = [len(conversation.tokens) for conversation in train]
+        plan = [
+            (epoch, indices)
+            for epoch in range(1, config.epochs + 1)
+            for indices in epoch_batches(lengths, config.batch_size, f"{config.seed}/{epoch}")
+        ]
+        run.log_plan(
+            {"step": step, "epoch": epoch, "lines": [order[config.held_out + i] + 1 for i in indices]}
+            for step, (epoch, indices) in enumerate(plan, start=1)
+        )
 
-        steps = config.epochs * -(-len(train) // config.batch_size)
-        bar = progress.add_task("training", total=steps)
-        step = 0
-        for epoch in range(1, config.epochs + 1):
-            batches = epoch_batches([len(c.tokens) for c in train], config.batch_size, f"{config.seed}/{epoch}")
-            for indices in batches:
-                started = time.monotonic()
-                batch = supervised_batch([train[i] for i in indices], backend.loss_reduction)
-                lr = config.lr * (1 - step / steps) if config.schedule == "linear" else config.lr
-                # Submitted back to back: the server goes from one to the other without waiting for us.
-                forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-                optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
-                logprobs = batch.action_logprobs(wait(forward_backward, backend.check_alive))
-                metrics = {
-                    "epoch": epoch,
-                    "loss/train": action_nll(logprobs),
-                    "tokens/trained": sum(map(len, logprobs)),
-                    "optim/lr": lr,
-                    **optimizer_metrics(wait(optim_step, backend.check_alive)),
-                    "time/train": time.monotonic() - started,
-                }
-                if indices is batches[-1] and held_out:
-                    metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out, config.batch_size)
-                step += 1
-                run.log_metrics(step, metrics)
-                progress.update(bar, advance=1)
-                console.print(summary_line(step, steps, metrics))
-            run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"), epoch=epoch)
+        bar = progress.add_task("training", total=steps, completed=done)
+        for step in range(done + 1, steps + 1):
+            started = time.monotonic()
+            epoch, indices = plan[step - 1]
+            batch = supervised_batch([train[i] for i in indices], backend.loss_reduction)
+            lr = config.lr * (1 - (step - 1) / steps) if config.schedule == "linear" else config.lr
+            # Submitted back to back: the server goes from one to the other without waiting for us.
+            forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
+            optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
+            logprobs = batch.action_logprobs(backend.result(forward_backward, "the gradients"))
+            metrics = {
+                "epoch": epoch,
+                "loss/train": action_nll(logprobs),
+                "tokens/trained": sum(map(len, logprobs)),
+                "optim/lr": lr,
+                **optimizer_metrics(backend.result(optim_step, "the optimizer step")),
+                "time/train": time.monotonic() - started,
+            }
+            if step % steps_of_epoch == 0 and held_out:
+                metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out, config.batch_size)
+            run.log_metrics(step, metrics)
+            progress.update(bar, advance=1)
+            console.print(summary_line(step, steps, metrics))
+            stop = asked_to_stop() and step < steps
+            if stop or step % config.save_every == 0 or step == steps:
+                commit(run, backend, trainer, step, keep=config.keep, epoch=epoch)
+            if stop:
+                raise KeyboardInterrupt
     print(
         f"saved: go on from it with train_grpo.py --init {config.run_dir} or evaluate.py --checkpoint {config.run_dir}"
     )
@@ -135,7 +169,7 @@ def held_out_loss(
         [
             logprobs
             for batch, future in zip(batches, futures, strict=True)
-            for logprobs in batch.action_logprobs(wait(future, backend.check_alive))
+            for logprobs in batch.action_logprobs(backend.result(future, "the held-out loss"))
         ]
     )
 
@@ -149,5 +183,5 @@ def summary_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    with exit_on_user_error():
+    with exit_on_user_error(), resumable():
         main(tyro.cli(Config))

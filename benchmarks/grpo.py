@@ -37,7 +37,7 @@ from tinker_client.background import Rollouts  # noqa: E402
 from tinker_client.chat import ChatTemplate  # noqa: E402
 from tinker_client.groups import Rewards  # noqa: E402
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids  # noqa: E402
-from tinker_client.rollout import PlayConfig, Policy, play, sync_policy  # noqa: E402
+from tinker_client.rollout import EpisodeRecord, PlayConfig, Policy, play, sync_policy  # noqa: E402
 from tinker_client.run_dir import read_rows  # noqa: E402
 from tinker_client.server import answers  # noqa: E402
 
@@ -114,7 +114,8 @@ def timed_play(policy: Policy, template: ChatTemplate, episodes: int, count: int
     tasks = load_tasks("train", depths=[4])[:episodes]
     playing = PlayConfig(max_turns=count, max_reply_tokens=512, temperature=1.0, context_length=10**6, seed=0)
     before = time.process_time()
-    played = play(tasks, 1, policy, template, playing, step=0, label=f"{count} turns")
+    played: list[EpisodeRecord] = []
+    play(tasks, 1, policy, template, playing, step=0, label=f"{count} turns", on_episode=played.append)
     seconds = time.process_time() - before
     assert all(len(episode.turns) == count for episode in played)
     return seconds / episodes, len(played[0].conversation.tokens)

@@ -76,8 +76,7 @@ def main(config: Config) -> None:
     for sign in config.signs:
         name = f"sign_{sign:+d}"
         run_dir = config.run_dir / name
-        if not (run_dir / "checkpoints.jsonl").exists():
-            train(config, run_dir, sign)
+        train(config, run_dir, sign)
         after = evaluated(config, f"after_{name}", str(run_dir))
         success = measure(after, tasks, config.max_turns, k=1).success
         change = compare(before, after, tasks, config.max_turns).difference
@@ -88,7 +87,7 @@ def main(config: Config) -> None:
 
 
 def train(config: Config, run_dir: Path, sign: int) -> None:
-    """One run of train_grpo.py."""
+    """One run of train_grpo.py, or what is left of it."""
     train_grpo.main(
         train_grpo.Config(
             run_dir=run_dir,
@@ -103,9 +102,8 @@ def train(config: Config, run_dir: Path, sign: int) -> None:
             max_staleness=config.max_staleness,
             max_turns=config.max_turns,
             max_reply_tokens=config.max_reply_tokens,
-            save_every=config.steps,
             seed=config.seed,
-            overwrite=True,  # one that was stopped half-way
+            resume=True,
         ),
         advantages=partial(signed, sign),
     )

@@ -4,11 +4,14 @@
 
 It speaks as much of the protocol as train_grpo.py and evaluate.py ask for (SkyRL 0.4.0, tinker 0.25). Its model, called
 stand-in, replies with a look at the inventory and now and then with finish(), decided by the sampling seed; its trainer
-answers with the sampler's logprobs and a token sum. Use the tiny model's tokenizer with it.
+answers with the sampler's logprobs and a token sum. Use the tiny model's tokenizer with it. An adapter consists of what
+it was trained on, so that the tests can see whether a step was lost or trained twice.
 """
 
 import asyncio
+import hashlib
 import itertools
+import json
 import random
 import sys
 from collections.abc import Callable, Coroutine
@@ -54,7 +57,10 @@ class Config:
 
 
 class StandIn:
-    """The service's state: results that are not fetched yet, and what is busy."""
+    """The service's state: results that are not fetched yet, what is busy, adapters and saved states.
+
+    adapters, states: by model id and by path, a hash of each batch that an optimizer step was made of.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -62,6 +68,10 @@ class StandIn:
         template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
         self.replies = {text: template.reply(text) for text in (LOOK, FINISH)}
         self.results: dict[str, asyncio.Task[Response]] = {}
+        self.accepted: dict[tuple[str | None, int | None], str] = {}
+        self.adapters: dict[str, list[str]] = {}
+        self.gradients: dict[str, str] = {}
+        self.states: dict[str, list[str]] = {}
         self.numbers = itertools.count(1)
         self.slots = asyncio.Semaphore(config.slots)
         self.training = asyncio.Lock()
@@ -82,6 +92,7 @@ class StandIn:
             "forward_backward": self.forward_backward,
             "optim_step": self.optim_step,
             "save_weights": self.save_weights,
+            "load_weights": self.load_weights,
             "save_weights_for_sampler": self.save_weights_for_sampler,
             "create_model": self.create_model,
             "unload_model": self.unload_model,
@@ -90,28 +101,35 @@ class StandIn:
             Route(f"/api/v1/{name}", _constant(answer), methods=["GET", "POST"]) for name, answer in answers.items()
         ]
         routes += [Route(f"/api/v1/{name}", self._start(work), methods=["POST"]) for name, work in works.items()]
-        routes.append(Route("/api/v1/retrieve_future", self.retrieve_future, methods=["POST"]))
+        routes += [
+            Route("/api/v1/retrieve_future", self.retrieve_future, methods=["POST"]),
+            Route("/api/v1/weights_info", self.weights_info, methods=["POST"]),
+            Route("/api/v1/training_runs/{model}/checkpoints/{name:path}", self.delete_state, methods=["DELETE"]),
+        ]
         return Starlette(routes=routes)
 
     def _start(
         self, work: Callable[[bytes, dict[str, Any]], Coroutine[Any, Any, Response]]
     ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def start(request: Request) -> Response:
-            number = str(next(self.numbers))
             is_json = "json" in request.headers.get("content-type", "")
             body = await request.body()
-            parsed = await request.json() if is_json else {}
-            self.results[number] = asyncio.create_task(work(body, parsed))
-            return JSONResponse({"future_id": number, "request_id": number, "status": "pending", "model_id": "model"})
+            parsed = await request.json() if is_json else parse_forward_backward_request(body)[0]
+            if "model_id" in parsed and parsed["model_id"] not in self.adapters:
+                return JSONResponse({"detail": "Model not found"}, status_code=404)
+            key = (parsed.get("model_id"), parsed.get("seq_id"))
+            if None in key or key not in self.accepted:  # else one that is sent again, since its answer got lost
+                self.accepted[key] = str(next(self.numbers))
+                self.results[self.accepted[key]] = asyncio.create_task(work(body, parsed))
+            number = self.accepted[key]
+            return JSONResponse({"future_id": number, "request_id": number, "status": "pending"})
 
         return start
 
     async def retrieve_future(self, request: Request) -> Response:
-        """Wait for a result, and forget it once it is there."""
+        """Wait for a result."""
         number = (await request.json())["request_id"]
-        response = await asyncio.shield(self.results[number])
-        self.results.pop(number, None)
-        return response
+        return await asyncio.shield(self.results[number])
 
     async def sample(self, body: bytes, request: dict[str, Any]) -> Response:
         """A reply after `turn_s` in one of the slots."""
@@ -126,11 +144,15 @@ class StandIn:
 
     async def forward_backward(self, body: bytes, request: dict[str, Any]) -> Response:
         """The sampler's logprobs as the trainer's, and the token sum of the loss."""
-        data = parse_forward_backward_request(body)[0]["forward_backward_input"]["data"]
+        data = request["forward_backward_input"]["data"]
+        self.gradients[request["model_id"]] = hashlib.blake2b(json.dumps(data, sort_keys=True).encode()).hexdigest()
         async with self.training:
             await asyncio.sleep(self.config.forward_backward_s)
-        outputs = [_floats(datum["loss_fn_inputs"]["logprobs"]["data"]) for datum in data]
-        loss = -sum(sum(datum["loss_fn_inputs"]["advantages"]["data"]) for datum in data)
+        inputs = [datum["loss_fn_inputs"] for datum in data]
+        outputs = [
+            _floats(i["logprobs"]["data"] if "logprobs" in i else [-0.5] * len(i["weights"]["data"])) for i in inputs
+        ]
+        loss = -sum(sum(i["advantages"]["data"]) for i in inputs if "advantages" in i)
         answer = {"loss_fn_output_type": "scalar", "loss_fn_outputs": outputs, "metrics": {"loss:sum": loss}}
         return _protobuf(RequestType.FORWARD_BACKWARD, answer)
 
@@ -138,13 +160,33 @@ class StandIn:
         """A gradient norm of 1."""
         async with self.training:
             await asyncio.sleep(self.config.optim_step_s)
+        self.adapters[request["model_id"]].append(self.gradients.pop(request["model_id"], "nothing"))
         return JSONResponse({"metrics": {"skyrl.ai/grad_norm": 1.0}})
 
     async def save_weights(self, body: bytes, request: dict[str, Any]) -> Response:
         """A path."""
         async with self.training:
             await asyncio.sleep(self.config.save_s)
-        return JSONResponse({"type": "save_weights", "path": f"tinker://model/weights/{request['path']}"})
+        path = f"tinker://{request['model_id']}/weights/{request['path']}"
+        self.states[path] = list(self.adapters[request["model_id"]])
+        return JSONResponse({"type": "save_weights", "path": path})
+
+    async def load_weights(self, body: bytes, request: dict[str, Any]) -> Response:
+        """What the state was trained on."""
+        self.adapters[request["model_id"]] = list(self.states[request["path"]])
+        return JSONResponse({"type": "load_weights", "path": request["path"]})
+
+    async def weights_info(self, request: Request) -> Response:
+        """Of a state that there is."""
+        if (await request.json())["tinker_path"] not in self.states:
+            return JSONResponse({"detail": "Checkpoint not found"}, status_code=404)
+        return JSONResponse({"base_model": "stand-in", "is_lora": True, "lora_rank": 32})
+
+    async def delete_state(self, request: Request) -> Response:
+        """Nothing of it is left."""
+        model, name = request.path_params["model"], request.path_params["name"]
+        known = self.states.pop(f"tinker://{model}/{name}", None) is not None
+        return Response(status_code=204) if known else JSONResponse({"detail": "Checkpoint not found"}, status_code=404)
 
     async def save_weights_for_sampler(self, body: bytes, request: dict[str, Any]) -> Response:
         """A sampling session."""
@@ -154,12 +196,14 @@ class StandIn:
         return JSONResponse(answer)
 
     async def create_model(self, body: bytes, request: dict[str, Any]) -> Response:
-        """The only model."""
-        return JSONResponse({"type": "create_model", "model_id": "model"})
+        """A new adapter."""
+        model = f"model_{next(self.numbers)}"
+        self.adapters[model] = []
+        return JSONResponse({"type": "create_model", "model_id": model})
 
     async def unload_model(self, body: bytes, request: dict[str, Any]) -> Response:
         """Nothing to unload."""
-        return JSONResponse({"type": "unload_model", "model_id": "model"})
+        return JSONResponse({"type": "unload_model", "model_id": request["model_id"]})
 
 
 def _constant(answer: dict[str, Any]) -> Callable[[Request], Coroutine[Any, Any, Response]]:

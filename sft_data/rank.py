@@ -25,7 +25,6 @@ from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import Conversation
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import tokenize
-from tinker_client.waiting import wait
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -82,7 +81,7 @@ def main(config: Config) -> None:
 
         def predict(conversations: Sequence[Conversation]) -> list[float]:
             batch = supervised_batch(conversations, backend.loss_reduction)
-            output = wait(base.forward(batch.datums, batch.loss_fn, batch.loss_fn_config), backend.check_alive)
+            output = backend.result(base.forward(batch.datums, batch.loss_fn, batch.loss_fn_config), "a prediction")
             progress.update(bar, advance=len(conversations))
             return [-float(logprobs.sum()) for logprobs in batch.action_logprobs(output)]
 

@@ -16,7 +16,7 @@ from tests.test_rollout import expert
 from textcraft import load_tasks
 from tinker_client.background import Rollouts
 from tinker_client.chat import ChatTemplate
-from tinker_client.errors import ServerStoppedError, UserError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.groups import has_signal
 from tinker_client.models import TINY_MODEL, stop_token_ids
 from tinker_client.plan import Plan
@@ -189,16 +189,19 @@ def test_a_server_that_fails_every_episode_ends_the_run_and_one_failure_does_not
     breaking(server, lambda number: number == 5)
     with rollouts(server, tmp_path) as running:
         ends = [e.end for group in running.next_step() for e in group]
-    assert ends.count("broken") <= 1
+    assert ends.count("broken") == 0  # asked for again
     breaking(server, lambda number: True)
-    with rollouts(server, tmp_path) as running, pytest.raises(UserError, match=r"every episode.*ConnectionError: gone"):
+    with (
+        rollouts(server, tmp_path) as running,
+        pytest.raises(ServerError, match=r"every episode.*Error: gone"),
+    ):
         running.next_step()
 
 
 def test_a_server_that_has_ended_ends_the_wait(template, tmp_path):
     def check_alive() -> None:
-        raise ServerStoppedError("the local server stopped")
+        raise ServerError("the local server stopped")
 
     server = Server(template, latency_s=1000.0)
-    with rollouts(server, tmp_path, check_alive=check_alive) as running, pytest.raises(ServerStoppedError):
+    with rollouts(server, tmp_path, check_alive=check_alive) as running, pytest.raises(ServerError):
         running.next_step()

@@ -13,7 +13,7 @@ from textcraft import Episode, load_tasks
 from textcraft.facts import ideal_run
 from tinker_client import evaluation, players, rollout
 from tinker_client.chat import Conversation
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.measures import measure
 from tinker_client.run_dir import SavedState, read_rows, write_rows
@@ -102,7 +102,7 @@ def test_broken_episodes_are_kept_apart_and_played_again(tmp_path: Path, monkeyp
     flags = {"tasks": tuple(task.id for task in tasks), "rollouts": 2}
     whole = run(tmp_path / "whole", **flags)
     monkeypatch.setattr(evaluate, "oracle", Fails(tasks[1].id))
-    rows = run(tmp_path / "broken", **flags)
+    rows = run(tmp_path / "broken", **flags, retries=0)
     assert [row["end"] for row in rows] == ["success"] * 2 + ["broken"] * 2 + ["success"] * 2
     assert {row["error"] for row in rows} == {None, "ConnectionError: gone"}
     assert "2 episodes broke" in capsys.readouterr().out
@@ -178,7 +178,7 @@ class Forgetful(Conversation):
 
 def test_the_oracle_answers_only_the_exact_tokens_of_a_conversation(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(rollout, "Conversation", Forgetful)
-    with pytest.raises(UserError, match="every episode, the first one with KeyError"):
+    with pytest.raises(ServerError, match="every episode, the first one with KeyError"):
         run(tmp_path / "run", difficulty="easy", limit=1)
 
 

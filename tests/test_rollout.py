@@ -7,17 +7,20 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import tinker
+from rich.progress import Progress
 from transformers import AutoTokenizer
 
 from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
 from tests.chat_templates import make
+from tests.playing import play
 from textcraft import Episode, Task, load_tasks
-from tinker_client.chat import ChatTemplate
-from tinker_client.errors import UserError
+from tinker_client import rollout
+from tinker_client.chat import ChatTemplate, Conversation
+from tinker_client.errors import ServerError
 from tinker_client.metrics import episode_metrics, repeats
 from tinker_client.models import TINY_MODEL, stop_token_ids
-from tinker_client.rollout import PlayConfig, Policy, TurnRecord, play, turn_seed
+from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, TurnRecord, turn_seed
 
 TASKS = load_tasks("train", "easy", [2])[:3]
 PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
@@ -151,16 +154,58 @@ def test_a_server_error_breaks_one_episode_and_the_others_go_on(template):
     episodes = run(template, Sampler(template, reply))
     assert [e.end for e in episodes] == ["success"] * 2 + ["broken"] * 2 + ["success"] * 2
     assert episodes[2].error == "ConnectionError: gone"
+    assert [len(e.turns) for e in episodes[2:4]] == [1, 1]
     metrics = episode_metrics(episodes, policy_version=3)
     assert metrics["episode/broken"] == 2
     assert metrics["reward/mean"] == metrics["success/depth_2"] == 1.0
+
+
+def test_a_lost_turn_is_asked_for_again_with_its_seed_and_nothing_of_its_episode_is_lost(template, monkeypatch):
+    monkeypatch.setattr(rollout, "RETRY_PAUSE_S", 0.0)
+    play_on, lost = expert(TASKS), []
+
+    def reply(text: str, turn: int) -> str:
+        if turn == 1 and lost.count(text) < 2:
+            lost.append(text)
+            raise ConnectionError("gone")
+        return play_on(text, turn)
+
+    whole, sampler = run(template, Sampler(template, play_on)), Sampler(template, reply)
+    again = run(template, sampler)
+    assert [e.row() for e in again] == [e.row() for e in whole]
+    assert len(lost) == 2 * len(TASKS)  # the two episodes of a task have one prompt in common
+    assert len(sampler.asked) == sum(len(e.turns) for e in whole) + len(lost)
+    for text in set(lost):
+        asked = [(tokens, params.seed) for tokens, params in sampler.asked if template.tokenizer.decode(tokens) == text]
+        assert len(asked) == 4
+        assert len({seed for _, seed in asked}) == 2
+
+
+def test_a_wait_names_the_oldest_episode_its_turn_and_what_was_lost(template, monkeypatch):
+    now = iter([100.0, 200.0, 680.0])
+    monkeypatch.setattr(rollout.time, "monotonic", lambda: next(now))
+    bar = Bar(Progress(disable=True), "test", 32)
+    opening = Conversation(template, Episode(TASKS[0]).messages)
+    oldest, other = (EpisodeRecord(TASKS[0], step=1, group=0, episode=i, conversation=opening) for i in (0, 1))
+    assert bar.in_words() == "0 of 32 episodes"
+    bar.begins(oldest)
+    bar.begins(other)
+    oldest.turns += [turn("")] * 11
+    bar.lost_turn("ConnectionError: gone\nfor good")
+    assert bar.in_words() == (
+        "0 of 32 episodes, the oldest 9 m 40 s in turn 12; "
+        "1 turns lost so far, the last one with ConnectionError: gone for good"
+    )
+    bar.ended(oldest)
+    bar.ended(other)
+    assert bar.in_words().startswith("2 of 32 episodes; ")
 
 
 def test_a_server_that_fails_every_episode_ends_the_run(template):
     def reply(text: str, turn: int) -> str:
         raise ConnectionError("gone")
 
-    with pytest.raises(UserError, match=r"every episode.*ConnectionError: gone"):
+    with pytest.raises(ServerError, match=r"every episode.*ConnectionError: gone"):
         run(template, Sampler(template, reply))
 
 

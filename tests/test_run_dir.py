@@ -2,14 +2,19 @@
 
 import json
 import os
+import resource
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tinker_client.claims import claimed
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.run_dir import RunDir, SavedState, append_rows, read_rows, resolve_state, write_json
+from tinker_client.run_dir import RunDir, SavedState, append_rows, read_rows, resolve_start, resolve_state, write_json
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 STATE = "tinker://model_1a2b/weights/step_000007"
 
 
@@ -44,8 +49,6 @@ def test_a_directory_with_a_run_is_refused_unless_told(tmp_path):
     with pytest.raises(UserError, match="--overwrite"):
         RunDir.create(path, Config())
     assert len(read_rows(path / "metrics.jsonl")) == 1
-    RunDir.create(path, Config(), resume=True).log_metrics(2, {"loss": 0.5})
-    assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == [1, 2]
 
 
 def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
@@ -78,7 +81,7 @@ def test_a_run_is_not_overwritten_by_the_run_that_starts_from_it(tmp_path):
     run.log_checkpoint(7, STATE)
     with pytest.raises(UserError, match="starts from"):
         RunDir.create(tmp_path / "sft", Config(), overwrite=True, init=resolve_state(str(tmp_path / "sft")))
-    assert run.last_checkpoint() == {"step": 7, "state_path": STATE}
+    assert run.checkpoints() == [{"step": 7, "state_path": STATE}]
 
 
 def test_steps_increase_also_across_a_resume(tmp_path):
@@ -86,9 +89,128 @@ def test_steps_increase_also_across_a_resume(tmp_path):
     run.log_metrics(3, {"loss": float("nan"), "reward/mean": 1})
     with pytest.raises(ValueError, match="step 3"):
         run.log_metrics(3, {})
+    run.log_checkpoint(3, STATE)
     with pytest.raises(ValueError, match="step 2"):
         RunDir.create(tmp_path, Config(), resume=True).log_metrics(2, {})
     assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 3, "loss": None, "reward/mean": 1.0}]
+
+
+def written(run: RunDir) -> tuple[list[int], list[str]]:
+    return [row["step"] for row in run.metrics()], sorted(file.name for file in (run.path / "episodes").iterdir())
+
+
+def test_a_run_goes_on_after_its_last_saved_state_and_what_came_later_is_gone(tmp_path):
+    run = RunDir.create(tmp_path, Config())
+    assert run.saved is None
+    run.record_server({"model": "tiny"})
+    for step in (1, 2, 3):
+        run.log_episodes(f"step_{step:06d}", [{"task_id": "a"}])
+        run.log_metrics(step, {"loss": 1.0})
+        if step == 2:
+            run.log_checkpoint(2, STATE, epoch=1)
+    run.log_episodes("step_000004", [{"task_id": "a"}])
+    with (tmp_path / "checkpoints.jsonl").open("a") as file:
+        file.write('{"step": 3, "state_path": "tink')  # killed while it wrote
+    again = RunDir.create(tmp_path, Config(), resume=True)
+    assert again.saved == {"step": 2, "state_path": STATE, "epoch": 1}
+    assert again.state == SavedState(STATE, tmp_path)
+    assert written(again) == ([1, 2], ["step_000001.jsonl", "step_000002.jsonl"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["server"] == {"model": "tiny"}
+    assert config["started"] <= config["resumed"]
+    assert resolve_start(tmp_path, resume=True, init="no/such/run") == SavedState(STATE, tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        resolve_start(tmp_path, resume=False, init="no/such/run")
+
+
+def test_a_run_without_a_saved_state_begins_anew(tmp_path):
+    run = RunDir.create(tmp_path, Config())
+    run.log_episodes("step_000001", [{"task_id": "a"}])
+    run.log_metrics(1, {"loss": 1.0})
+    again = RunDir.create(tmp_path, Config(), resume=True)
+    assert (again.saved, again.state) == (None, None)
+    assert written(again) == ([], [])
+    assert resolve_start(tmp_path, resume=True) is None
+
+
+def test_other_flags_or_other_contents_are_not_gone_on_with(tmp_path):
+    def resumed(contents: str = "abc", may_change: tuple[str, ...] = (), **flags: object) -> RunDir:
+        config = Config(**flags)
+        return RunDir.create(tmp_path, config, resume=True, contents={"data": contents}, may_change=may_change)
+
+    resumed()
+    with pytest.raises(UserError, match=r"was begun with --lr 0.0001, not 0.5: give another --run-dir"):
+        resumed(lr=0.5)
+    with pytest.raises(UserError, match=r"--depths \[2, 3\], not \[4\]"):
+        resumed(depths=(4,))
+    with pytest.raises(UserError, match="--data is not the file"):
+        resumed(contents="abd")
+    resumed(lr=0.5, may_change=("lr",), backend=Nested(base_url="http://127.0.0.1:1"), run_dir=Path("runs/y"))
+    with pytest.raises(UserError, match=r"was begun with --lr 0.5, not 0.0001"):
+        resumed()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("checkpoints.jsonl", '{"step": 2, "state_pa\n', "line 1 of .* is not a JSON object"),
+        ("checkpoints.jsonl", '{"step": 2}\n', "line 1 of .* is no saved state"),
+        ("checkpoints.jsonl", json.dumps({"step": "2", "state_path": STATE}) + "\n", "is no saved state"),
+        ("checkpoints.jsonl", '{"step": 2, "state_path": "/etc/passwd"}\n', "is no saved state"),
+        ("checkpoints.jsonl", json.dumps({"step": 2, "state_path": STATE}) + "\n", "lacks step 2"),
+        ("metrics.jsonl", "[1]\n", "line 1 of .* is not a JSON object"),
+    ],
+)
+def test_a_damaged_record_is_one_line_and_nothing_is_cut(tmp_path, name, content, message):
+    RunDir.create(tmp_path, Config()).log_metrics(1, {"loss": 1.0})
+    (tmp_path / name).write_text(content)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=message) as caught:
+        RunDir.create(tmp_path, Config(), resume=True)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from tinker_client.claims import claim
+claim(Path(sys.argv[1]))
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_in_use_is_left_alone_until_its_process_is_gone(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    write_json(path / "config.json", {"run_format": 1, "flags": {}})
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"claimed\n"
+        for flags in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(UserError, match="another process works in"):
+                RunDir.create(path, Config(), **flags)
+        with pytest.raises(UserError, match="another process"), claimed(path, wait_s=0.2):
+            pass
+        holder.kill()
+        with claimed(path, wait_s=20):
+            pass
+    RunDir.create(path, Config(), overwrite=True)
+
+
+def test_a_file_that_cannot_be_written_is_a_user_error(tmp_path):
+    run = RunDir.create(tmp_path, Config())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a disk that is full
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*metrics.jsonl \(File too large\)") as caught:
+            for step in range(1, 100):
+                run.log_metrics(step, {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value)
+    assert run.metrics() == read_rows(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 2, "st', b"\xff" * 10_000, b"x"])

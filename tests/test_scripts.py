@@ -1,11 +1,10 @@
 """The three scripts, end to end on the real server with the tiny model, and what a user can get wrong."""
 
 import json
-import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,17 @@ from transformers import AutoModelForCausalLM
 
 import train_grpo
 import train_sft
+from tests.coin_grpo import CoinGame
 from tests.conftest import RANK
-from textcraft import Episode, Turn, load_tasks
+from tests.playing import play
+from textcraft import load_tasks
 from tinker_client import rollout
 from tinker_client.backend import Backend, BackendConfig, connect
 from tinker_client.chat import ChatTemplate
 from tinker_client.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
-from tinker_client.rollout import PlayConfig, play, sync_policy
+from tinker_client.rollout import PlayConfig, sync_policy
 from tinker_client.run_dir import read_rows, resolve_state
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -68,7 +69,12 @@ def test_sft_lowers_the_loss_and_writes_down_what_it_did(sft_run: Path):
     assert len(held_out) == 2
     assert held_out[1] < held_out[0] < metrics[0]["loss/train"] + 0.5
     assert sum(row["tokens/trained"] for row in metrics[:2]) == sum(row["tokens/trained"] for row in metrics[2:])
-    assert [row["step"] for row in read_rows(sft_run / "checkpoints.jsonl")] == [2, 4]
+    assert [row["step"] for row in read_rows(sft_run / "checkpoints.jsonl")] == [4]
+    plan = read_rows(sft_run / "plan.jsonl")
+    assert [(row["step"], row["epoch"]) for row in plan] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    lines = [sorted(line for row in plan[i : i + 2] for line in row["lines"]) for i in (0, 2)]
+    assert lines[0] == lines[1]
+    assert len(set(lines[0])) == 8
     assert json.loads((sft_run / "config.json").read_text())["flags"]["lr"] == 1e-2
 
 
@@ -113,17 +119,6 @@ def test_the_wordings_are_ranked_on_the_real_server():
     ranking = {row[0].strip(): float(row[1].split()[0]) for row in rows}
     assert ranking.keys() == {"post", "terse", "prose", "equations"}
     assert list(ranking.values()) == sorted(ranking.values())
-    assert next(iter(ranking)) == "terse"  # the tiny model was made on demonstrations in this wording
-
-
-class CoinGame(Episode):
-    """A game whose success is that of a coin, so that groups have both outcomes whatever the model is able to do."""
-
-    def step(self, reply: str) -> Turn:
-        turn = super().step(reply)
-        if turn.done:
-            return Turn(turn.observation, True, float(len(reply) % 2), turn.kind)
-        return turn
 
 
 def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path, monkeypatch):
@@ -290,89 +285,3 @@ def test_a_user_error_of_the_process_is_one_line_and_status_2(tmp_path: Path):
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("error: no val task is left")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys) -> Callable[..., str]:
-    """Runs a script in this process, which imports the libraries once for all cases; its one line on stderr."""
-
-    def run_script(script: str, *flags: object) -> str:
-        path, *more = script.split()
-        monkeypatch.setattr(sys, "argv", [path, *more, *map(str, flags)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(REPOSITORY / path), run_name="__main__")
-        assert ended.value.code == 2
-        line = capsys.readouterr().err
-        assert line.startswith("error: ")
-        assert line.count("\n") == 1
-        return line
-
-    return run_script
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["train_grpo.py", "--depths", 1], "no train task is left"),
-        (["train_grpo.py", "--group-size", 1], "--group-size 1"),
-        (["train_grpo.py", "--clip-high", 0.9], "--clip-low and --clip-high"),
-        (["train_grpo.py", "--max-staleness", -1], "--max-staleness"),
-        (["train_grpo.py", "--max-groups", 64], "--max-groups bounds --dynamic-sampling"),
-        (["train_grpo.py", "--dynamic-sampling", "--max-groups", 3], "at least --groups"),
-        (["train_grpo.py", "--init", "no/such/run"], "does not exist"),
-        (["train_grpo.py", "--init", "tinker://model_1/sampler_weights/x"], "not a training state"),
-        (["evaluate.py", "--tasks", "textcraft_synth.val.99999"], "no task 'textcraft_synth.val.99999'"),
-        (["evaluate.py", "--model", "no/such/folder"], "no/such/folder"),
-        (["evaluate.py", "--limit", 0], "counts start at 1"),
-        (["evaluate.py", "--difficulty", "extreme", "--fits-budget", 75], "no val task is left"),
-        (["evaluate.py", "--player", "oracle", "--checkpoint", "runs/sft"], "leave --checkpoint out"),
-        (["evaluate.py", "--base-url", "http://127.0.0.1:9"], "no Tinker server answers"),
-        (["train_sft.py", "--data", "no-such-file.jsonl"], "cannot read no-such-file.jsonl"),
-        (["train_sft.py", "--data", str(REPOSITORY / "pyproject.toml")], "pyproject.toml, line 1: not JSON"),
-        (["train_sft.py", "--data", str(REPOSITORY / "pyproject.toml"), "--epochs", 0], "--epochs"),
-    ],
-)
-def test_what_a_user_gets_wrong_ends_in_one_line(flags: Sequence[object], message: str, refused, tmp_path: Path):
-    assert message in refused(*flags, "--run-dir", tmp_path / "run")
-
-
-def test_directories_in_use_and_empty_evaluations_are_refused(refused, sft_run: Path, tmp_path: Path):
-    (tmp_path / "notes.txt").touch()
-    assert "not empty" in refused("evaluate.py", "--run-dir", tmp_path)
-    assert "already holds a run" in refused("train_grpo.py", "--run-dir", sft_run)
-    assert "would delete the state" in refused(
-        "evaluate.py", "--run-dir", sft_run, "--checkpoint", sft_run, "--overwrite"
-    )
-    assert "holds no episodes" in refused("evaluate.py report", tmp_path)
-
-
-def test_an_unknown_flag_is_refused(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--run-dir", "x", "--no-such-flag"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "evaluate.py"), run_name="__main__")
-    assert ended.value.code == 2
-
-
-GOOD = {"role": "assistant", "content": "<tool>finish()</tool>"}
-OPENING = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("{}", 'no "messages"'),
-        ({"messages": OPENING}, "roles must be"),
-        ({"messages": [*OPENING, GOOD, GOOD]}, "roles must be"),
-        ({"messages": [*OPENING, {"role": "assistant"}]}, '"content"'),
-        ({"messages": [*OPENING, GOOD | {"weight": 0.5}]}, '"weight" 0.5'),
-        ({"messages": [*OPENING, GOOD | {"weight": 0}]}, "no reply is trained on"),
-        ({"task_id": "textcraft_synth.val.1", "messages": [*OPENING, GOOD]}, "is a val task"),
-    ],
-)
-def test_a_bad_demonstration_is_named_by_its_line(row, message: str, tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    text = row if isinstance(row, str) else json.dumps(row)
-    path.write_text(json.dumps({"messages": [*OPENING, GOOD]}) + "\n" + text + "\n")
-    with pytest.raises(train_sft.UserError, match="line 2: ") as caught:
-        read_demonstrations(path)
-    assert message in str(caught.value)

@@ -16,6 +16,9 @@ from tinker_client.health import check
 from tinker_client.run_dir import read_rows
 from tinker_client.server import LocalServer
 
+# Scripts send a heartbeat every 10 s. One that was killed leaves the only adapter behind for so long.
+DEAD_SCRIPT_S = 120
+
 
 def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, stop_with_parent: bool = False) -> None:
     """Serve a model on this machine's CPU until Ctrl-C. Prints the URL for --base-url once it is ready.
@@ -35,7 +38,13 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave through the context manager
     parent = os.getppid()
     try:
-        with LocalServer(run_dir / "server", models.local_model_dir(model), max_rank=rank, port=port) as server:
+        with LocalServer(
+            run_dir / "server",
+            models.local_model_dir(model),
+            max_rank=rank,
+            port=port,
+            session_timeout_s=DEAD_SCRIPT_S,
+        ) as server:
             server.wait_until_ready()
             print(server.base_url, flush=True)
             while not (stop_with_parent and os.getppid() != parent):

@@ -7,8 +7,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -20,17 +20,20 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinker_client import models
 from tinker_client.chat import ChatTemplate
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.models import Tokenizer
+from tinker_client.pulse import Pulse
 from tinker_client.run_dir import SavedState, read_config
-from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state
+from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state, is_skyrl
+from tinker_client.versions import SKYRL, check_pair, installed
+from tinker_client.waiting import STEP_TIMEOUT_S, Request, wait
 
 LossReduction = Literal["token_sum", "sequence_mean"]
 
 ANSWER_SECONDS = 5.0
 # Creating, loading and saving an adapter. A minute at most was measured on two cores; GPU servers build engines here.
 CALL_SECONDS = 1800.0
-# A server forgets an adapter at once, but only after the work that it has already accepted.
+# A server forgets an adapter or deletes a state at once, but only after the work that it has already accepted.
 RELEASE_SECONDS = 60.0
 # `max_model_len` of the configurations in server/configs.
 REMOTE_CONTEXT_LENGTH = 65_536
@@ -70,7 +73,7 @@ class BackendConfig:
     limit."""
 
     def __post_init__(self) -> None:
-        if min(self.context_length or 1, self.turns_in_flight or 1) < 1:
+        if any(count is not None and count < 1 for count in (self.context_length, self.turns_in_flight)):
             raise UserError("--context-length and --turns-in-flight start at 1")
         if self.hosted and self.base_url is not None:
             raise UserError("--hosted and --base-url name two servers: give one of them")
@@ -97,10 +100,18 @@ class Backend:
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
-    """The state given to connect(), ready for training_client_from()."""
+    """The state given to connect(), ready for adapter() and training_client_from()."""
     local: LocalServer | None = field(default=None, repr=False)
+    check_alive: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Raises ServerError if the server is gone. The SDK itself would wait for ever."""
     adapters: list[tinker.TrainingClient] = field(default_factory=list, repr=False)
     """The adapters that were made and not released yet."""
+
+    def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
+        """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
+        if self.init_state_path is None:
+            return self.new_training_client(rank, seed)
+        return self.training_client_from(self.init_state_path, with_optimizer)
 
     def new_training_client(self, rank: int, seed: int) -> tinker.TrainingClient:
         """A fresh LoRA adapter (B = 0, so it samples like the base model).
@@ -126,7 +137,9 @@ class Backend:
         )
         try:
             adapter = self._call("loading a state", lambda: create(state_path))
-        except (tinker.NotFoundError, tinker.BadRequestError) as error:
+        except ServerError as error:
+            if not isinstance(error.__cause__, tinker.NotFoundError):
+                raise
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
@@ -170,6 +183,16 @@ class Backend:
         except OSError as error:
             raise UserError(f"the archive of the adapter cannot be downloaded ({error}): try again") from error
 
+    def delete_state(self, state_path: str) -> None:
+        """Delete a saved state, if the server still has it. Raises ServerError if it refuses to."""
+        rest = self.service.create_rest_client()
+        try:
+            delete = rest.delete_checkpoint_from_tinker_path
+            self._call("deleting a state", lambda: delete(state_path).result(), seconds=RELEASE_SECONDS)
+        except ServerError as error:
+            if not isinstance(error.__cause__, tinker.NotFoundError):
+                raise
+
     def release(self, training_client: tinker.TrainingClient) -> None:
         """Forget an adapter, which frees its place on the server. Its saved states stay.
 
@@ -188,13 +211,12 @@ class Backend:
             seconds=RELEASE_SECONDS,
         )
 
-    def check_alive(self) -> None:
-        """Raises ServerStoppedError if the local server has ended. The SDK itself would wait for ever."""
-        if self.local is not None:
-            self.local.check_alive()
+    def result[T](self, request: Request[T], what: str) -> T:
+        """The answer to a request of the SDK. Raises ServerError if it fails or takes more than an hour."""
+        return self._wait(request, what, STEP_TIMEOUT_S)
 
     def _call[T](self, what: str, call: Callable[[], T], seconds: float = CALL_SECONDS) -> T:
-        """Run a blocking call of the SDK, which has no time-out of its own, with a bound and an eye on the server."""
+        """The result of a blocking call of the SDK, which has no time-out of its own. Raises ServerError."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -205,16 +227,16 @@ class Backend:
 
         # A daemon thread: one that hangs must not keep the script from ending.
         threading.Thread(target=run, daemon=True, name=what).start()
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                if future.done():
-                    raise
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} took more than {seconds:.0f} s on {self.server['url']}")
+        return self._wait(future, what, seconds)
+
+    def _wait[T](self, request: Request[T], what: str, seconds: float) -> T:
+        try:
+            return wait(request, lambda: what, self.check_alive, seconds)
+        except ServerError:
+            raise
+        except Exception as error:  # the SDK raises ValueError and others for what a server answers
+            line = " ".join(str(error).split())[:300]
+            raise ServerError(f"{what} failed with {type(error).__name__}: {line}") from error
 
 
 @contextmanager
@@ -232,14 +254,18 @@ def connect(
             yield backend
     else:
         backend = _remote(config, init)
-        try:
-            yield backend
-        finally:
-            # Whatever happened: an adapter that stays takes a place until the server's time-out, if it has one.
-            for adapter in list(backend.adapters):
-                with suppress(tinker.TinkerError, TimeoutError):
-                    backend.release(adapter)
-            backend.service.holder.close()
+        pulse = Pulse(config.base_url) if config.base_url is not None else None  # hosted Tinker looks after itself
+        with pulse or nullcontext():
+            if pulse is not None:
+                backend = replace(backend, check_alive=pulse.check_alive)
+            try:
+                yield backend
+            finally:
+                # Whatever happened: an adapter that stays takes a place until the server's time-out, if it has one.
+                for adapter in list(backend.adapters):
+                    with suppress(ServerError):
+                        backend.release(adapter)
+                backend.service.holder.close()
 
 
 @contextmanager
@@ -255,6 +281,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             raise UserError(f"{source} was trained on --model {trained['model']}, not {name}: leave --model out")
         rank = import_state(init.state_path, source / "server", directory)
     model_dir = models.local_model_dir(name)
+    check_pair(installed("tinker") or "", installed("skyrl") or SKYRL)
     with LocalServer(directory, model_dir, max_rank=rank) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
@@ -275,6 +302,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
                 local=server,
+                check_alive=server.check_alive,
             )
         finally:
             service.holder.close()
@@ -282,12 +310,16 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
 
 def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
     key = os.environ.get("TINKER_API_KEY")
+    skyrl = False
     if config.base_url is None:
         if not key:
             raise UserError("--hosted needs your key in the environment variable TINKER_API_KEY")
         base_url, name = None, "hosted Tinker"  # the SDK knows its address
     else:
         base_url = name = _answering(config.base_url)
+        skyrl = is_skyrl(base_url, ANSWER_SECONDS)
+    if skyrl:
+        check_pair(installed("tinker") or "", SKYRL)  # it does not tell its version
     try:
         service = tinker.ServiceClient(base_url=base_url, api_key=key or NO_KEY)
         known = {m.model_name: m.max_context_length for m in service.get_server_capabilities().supported_models}
@@ -305,7 +337,7 @@ def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
         turns_in_flight=config.turns_in_flight,
         stop_token_ids=stop,
         template=_chat_template(tokenizer, stop, config.thinking),
-        server={"kind": "remote", "model": model, "url": name},
+        server={"kind": "remote", "skyrl": skyrl, "model": model, "url": name},
         init_state_path=init.state_path if init else None,
     )
 

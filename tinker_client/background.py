@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tinker_client.chat import ChatTemplate
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerError
 from tinker_client.gate import Gate
 from tinker_client.groups import has_signal
 from tinker_client.plan import Plan
@@ -31,7 +31,7 @@ class Rollouts:
     main thread replaces after an update. A turn in flight meanwhile keeps the version it began with, the oldest that
     can have sampled it: vLLM swaps SkyRL's adapter in the middle of a reply. Its logprobs are those of the weights that
     sampled each token.
-    steps, max_staleness, in_play: of `Scheduler`. group_size: episodes of a task.
+    steps, max_staleness, in_play, steps_done, groups_done: of `Scheduler`. group_size: episodes of a task.
     max_groups: play up to so many groups a step until it has the plan's number of groups with signal; None: no more.
     shared_weights: the backend samples from the weights in training, so nothing may be in flight during an update.
     """
@@ -50,6 +50,8 @@ class Rollouts:
         in_play: int,
         max_groups: int | None = None,
         shared_weights: bool,
+        steps_done: int = 0,
+        groups_done: int = 0,
         check_alive: Callable[[], None] = lambda: None,
         console: Console | None = None,
     ) -> None:
@@ -68,9 +70,11 @@ class Rollouts:
             in_play=in_play,
             counts=(lambda group: True) if max_groups is None else _has_signal,
             limit=max_groups,
+            steps_done=steps_done,
+            groups_done=groups_done,
         )
         self._steps = steps
-        self._step = 0
+        self._step = steps_done
         self._episodes_of_step = 0
         console = console or Console()
         self._progress = Progress(
@@ -110,18 +114,18 @@ class Rollouts:
     @property
     def seconds_sampling(self) -> float:
         """Seconds so far in which at least one turn was being sampled."""
-        return self._run(self._read_busy_seconds())
+        return self._run(self._read_busy_seconds(), "the rollouts' clock")
 
     def next_step(self) -> list[Group]:
         """The groups of the next step, in the order of the plan, once all their episodes have ended.
 
         The step before must have been trained. A server error ends only its own episode, as `broken`.
-        Raises UserError if the server failed every episode, and what `check_alive` raises.
+        Raises ServerError if the server failed every episode, and what `check_alive` raises.
         """
-        groups = self._run(self._next_step())
+        groups = self._run(self._next_step(), lambda: f"step {self._step}: {self._bar.in_words()}")
         episodes = [episode for group in groups for episode in group]
         if all(episode.end == "broken" for episode in episodes):
-            raise UserError(f"the server failed every episode, the first one with {episodes[0].error}: see its log")
+            raise ServerError(f"the server failed every episode, the first one with {episodes[0].error}: see its log")
         return groups
 
     @contextmanager
@@ -130,14 +134,16 @@ class Rollouts:
         if not self._shared_weights:
             yield
             return
-        self._run(self._gate.pause())
+        self._run(self._gate.pause(), "the turns in flight, so that the weights can be updated")
         try:
             yield
         finally:
             self._loop.call_soon_threadsafe(self._gate.resume)
 
-    def _run[T](self, work: Coroutine[Any, Any, T]) -> T:
-        return wait(asyncio.run_coroutine_threadsafe(work, self._loop), self._check_alive, timeout_s=math.inf)
+    def _run[T](self, work: Coroutine[Any, Any, T], what: str | Callable[[], str]) -> T:
+        # Bounded by the time-outs of its turns.
+        reason = what if callable(what) else lambda: what
+        return wait(asyncio.run_coroutine_threadsafe(work, self._loop), reason, self._check_alive, timeout_s=math.inf)
 
     async def _next_step(self) -> list[Group]:
         self._step += 1

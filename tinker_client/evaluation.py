@@ -1,8 +1,6 @@
 """An evaluation's directory while it is played: what is there already, what ends, and what it all says at the end."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +11,8 @@ from tinker_client.report.scope import scope
 from tinker_client.rollout import EpisodeRecord
 from tinker_client.run_dir import RunDir, SavedState, append_rows, read_config, write_json, write_rows
 
-# May be others when an evaluation goes on: how the command is given, and where things are. What --checkpoint means is
-# compared by the state that it leads to.
-_MAY_CHANGE = frozenset(
-    {"run_dir", "resume", "overwrite", "dry_run", "base_url", "loss_reduction", "turns_in_flight", "checkpoint"}
-)
+# What --checkpoint means is compared by the state that it leads to; the loss is of no use to an evaluation.
+_MAY_CHANGE = frozenset({"loss_reduction", "checkpoint"})
 
 
 class EvaluationRun:
@@ -38,11 +33,13 @@ class EvaluationRun:
         config: the script's flags, a dataclass. Raises UserError if the evaluation that is gone on with had other
         flags or another state to evaluate, and as `RunDir.create` does.
         """
-        before = read_config(path) if resume else None
-        if before is not None:
-            _refuse_changes(path, before, config, checkpoint)
-        run = RunDir.create(path, config, resume=resume, overwrite=overwrite, init=checkpoint)
-        run.record_server((before or {}).get("server") or {"state_path": _state(checkpoint)})
+        server = ((read_config(path) if resume else None) or {}).get("server")
+        if server is not None and server["state_path"] != _state(checkpoint):
+            models = [name or "the base model" for name in (server["state_path"], _state(checkpoint))]
+            raise UserError(f"{path} evaluates {models[0]}, not {models[1]}: give another --run-dir or --checkpoint")
+        run = RunDir.create(path, config, resume=resume, overwrite=overwrite, init=checkpoint, may_change=_MAY_CHANGE)
+        if server is None:
+            run.record_server({"state_path": _state(checkpoint)})
         return cls(run, latest_rows(path) if resume else [])
 
     def record_server(self, server: Mapping[str, Any], checkpoint: SavedState | None) -> None:
@@ -79,21 +76,5 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _refuse_changes(path: Path, before: Mapping[str, Any], config: Any, checkpoint: SavedState | None) -> None:
-    was, now = (_flat(flags) for flags in (before["flags"], json.loads(json.dumps(asdict(config), default=str))))
-    for name in now:
-        if name not in _MAY_CHANGE and was.get(name) != now[name]:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{path} was begun with {flag} {was.get(name)}, not {now[name]}: give another --run-dir")
-    state = (before.get("server") or {}).get("state_path")
-    if state != _state(checkpoint):
-        models = [name or "the base model" for name in (state, _state(checkpoint))]
-        raise UserError(f"{path} evaluates {models[0]}, not {models[1]}: give another --run-dir or --checkpoint")
-
-
 def _state(checkpoint: SavedState | None) -> str | None:
     return checkpoint.state_path if checkpoint else None
-
-
-def _flat(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: value for name, value in flags.items() if name != "backend"}, **flags.get("backend", {})}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from textcraft import Task
 from tinker_client.errors import UserError
-from tinker_client.run_dir import append_rows, read_rows
+from tinker_client.run_dir import append_rows, read_rows, write_rows
 from tinker_client.tasks import task_order
 
 
@@ -38,6 +38,9 @@ class Plan:
         self._size = size
         by_id = {task.id: task for task in tasks}
         rows = read_rows(path)
+        if surplus := len(rows) % size:  # of a step whose writing was killed
+            rows = rows[:-surplus]
+            write_rows(path, rows)
         if unknown := [row.get("task_id") for row in rows if row.get("task_id") not in by_id]:
             raise UserError(f"{path} plans {unknown[0]}, which --difficulty or --depths leave out: give them as before")
         self._groups = [PlannedGroup(row["step"], row["group"], by_id[row["task_id"]]) for row in rows]

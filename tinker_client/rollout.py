@@ -6,6 +6,7 @@ server is asked for at once, and in which order, is up to the `Gate` before it.
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,12 +18,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from textcraft import Episode, Task
 from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
-from tinker_client.errors import UserError
+from tinker_client.errors import ServerError
 from tinker_client.gate import Gate
-from tinker_client.waiting import while_alive
+from tinker_client.waiting import duration, while_alive
 
-# A turn may wait for a whole batch of long turns and for a compilation. Past this, the server is taken to be gone.
+# A turn may wait for a whole batch of long turns and for a compilation. Past this, it is taken to be lost.
 TURN_TIMEOUT_S = 1800.0
+# Before a lost turn is asked for again; doubles each time.
+RETRY_PAUSE_S = 0.5
+# More than any server samples at once; of what is played after these, no tokens are in memory yet.
+EPISODES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class PlayConfig:
     context_length: the longest prompt and reply together; an episode without room for one more token ends there.
     seed: all sampling seeds of a run derive from it.
     turns_in_flight: how many turns the server is asked for at once, at most; None for no limit.
+    retries: how often an episode asks again for a turn that the server failed, before it ends as broken.
     """
 
     max_turns: int
@@ -60,6 +66,7 @@ class PlayConfig:
     context_length: int
     seed: int
     turns_in_flight: int | None = None
+    retries: int = 2
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ class EpisodeRecord:
     step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
     episodes file says which); group: the index of its task within the step; episode: its index within the group.
     end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
-    conversation: the tokens for training; stays in memory.
+    advantage: what the step that trained on it made of it, at 0 nothing; None before, and of broken episodes.
+    conversation: the tokens for training; not written.
     """
 
     task: Task
@@ -93,6 +101,7 @@ class EpisodeRecord:
     turns: list[TurnRecord] = field(default_factory=list)
     end: str = "broken"
     reward: float = 0.0
+    advantage: float | None = None
     error: str | None = None
 
     def row(self) -> dict[str, Any]:
@@ -106,6 +115,7 @@ class EpisodeRecord:
             "episode": self.episode,
             "end": self.end,
             "reward": self.reward,
+            "advantage": self.advantage,
             "error": self.error,
             "action_tokens": self.conversation.action_tokens,
             "turns": [asdict(turn) for turn in self.turns],
@@ -120,7 +130,8 @@ def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) 
     """
     client = backend.sampling_client(trainer)
     prompt = tinker.ModelInput.from_ints(backend.stop_token_ids[:1])
-    client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1)).result(TURN_TIMEOUT_S)
+    first = client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1))
+    backend.result(first, "a first token of the new weights")
     return Policy(client, version)
 
 
@@ -139,16 +150,16 @@ def play(
     *,
     step: int,
     label: str,
+    on_episode: Callable[[EpisodeRecord], None],
     check_alive: Callable[[], None] = lambda: None,
     finished: Collection[tuple[int, int]] = (),
-    on_episode: Callable[[EpisodeRecord], None] = lambda episode: None,
-) -> list[EpisodeRecord]:
+) -> None:
     """Play each task `rollouts` times, all at once, under a progress bar called `label`.
 
-    finished: (group, episode) of those that need not be played. on_episode: called with each episode when it ends.
-    Returns the episodes ordered by group (the index of the task in `tasks`), then by episode.
+    on_episode: called with each episode when it ends, in whatever order that is; none is kept.
+    finished: (group, episode) of those that need not be played; group is the index of the task in `tasks`.
     A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
-    Raises UserError if the server fails every episode.
+    Raises ServerError if the server fails every episode.
     """
     console = Console()
     with Progress(
@@ -164,6 +175,8 @@ def play(
         left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
         bar = Bar(progress, label, len(left))
         gate = Gate(config.turns_in_flight)
+        queue = iter(left)
+        errors: list[str] = []
 
         async def sample(
             prompt: tinker.ModelInput, params: tinker.SamplingParams
@@ -171,20 +184,22 @@ def play(
             async with gate.turn(prompt.length):
                 return await policy.sample(prompt, params)
 
-        async def play_one(group: int, episode: int) -> EpisodeRecord:
-            record = await play_episode(
-                tasks[group], sample, template, config, step=step, group=group, episode=episode, bar=bar
-            )
-            on_episode(record)
-            return record
+        async def play_next() -> None:
+            for group, episode in queue:
+                record = await play_episode(
+                    tasks[group], sample, template, config, step=step, group=group, episode=episode, bar=bar
+                )
+                on_episode(record)
+                if record.end == "broken":
+                    errors.append(str(record.error))
 
-        async def play_all() -> list[EpisodeRecord]:
-            return await while_alive(asyncio.gather(*(play_one(*which) for which in left)), check_alive)
+        async def play_all() -> None:
+            players = asyncio.gather(*(play_next() for _ in range(min(EPISODES_AT_ONCE, len(left)))))
+            await while_alive(players, bar.in_words, check_alive)
 
-        episodes = asyncio.run(play_all())
-    if all(episode.end == "broken" for episode in episodes):
-        raise UserError(f"the server failed every episode, the first one with {episodes[0].error}: see its log")
-    return episodes
+        asyncio.run(play_all())
+    if len(errors) == len(left) > 0:
+        raise ServerError(f"the server failed every episode, the first one with {errors[0]}: see its log")
 
 
 async def play_episode(
@@ -204,7 +219,8 @@ async def play_episode(
     record = EpisodeRecord(task, step, group, episode, conversation)
     # The prompt in pieces, one a turn, so that no turn validates again what earlier ones have sent.
     prompt: list[tinker.EncodedTextChunk] = []
-    sent = 0
+    sent = lost = 0
+    bar.begins(record)
     while game.end is None:
         prompt_tokens = len(conversation.tokens)
         room = config.context_length - prompt_tokens
@@ -217,13 +233,19 @@ async def play_episode(
             seed=turn_seed(config.seed, step, group, episode, game.turns),
             stop=template.stop_token_ids,
         )
-        prompt.append(tinker.EncodedTextChunk(tokens=conversation.tokens[sent:]))
-        sent = prompt_tokens
+        if sent < prompt_tokens:
+            prompt.append(tinker.EncodedTextChunk(tokens=conversation.tokens[sent:]))
+            sent = prompt_tokens
         try:
             sequence, version = await sample(tinker.ModelInput(chunks=prompt), params)
         except Exception as error:  # whatever the SDK raises, the other episodes go on
+            lost += 1
             record.error = f"{type(error).__name__}: {error}"
-            break
+            bar.lost_turn(record.error)
+            if lost > config.retries:
+                break
+            await asyncio.sleep(RETRY_PAUSE_S * 2 ** (lost - 1))
+            continue
         conversation.add_reply(sequence.tokens, sequence.logprobs)
         reply = template.decode_reply(sequence.tokens)
         turn = game.step(template.answer(reply))
@@ -244,7 +266,9 @@ async def play_episode(
         bar.turn()
     if game.end is not None:
         record.end = game.end
-    bar.episode(solved=record.end == "success")
+    if record.end != "broken":
+        record.error = None
+    bar.ended(record)
     return record
 
 
@@ -256,6 +280,24 @@ class Bar:
         self._task = progress.add_task(label, total=episodes, turns=0, successes=0)
         self._begun, self._ended = episodes, 0
         self._turns = self._solved = 0
+        self._playing: dict[int, tuple[EpisodeRecord, float]] = {}  # by identity: and since when
+        self._lost = 0
+        self._last_error = ""
+
+    def in_words(self) -> str:
+        """What a wait is for, such as `31 of 32 episodes, the oldest 9 m 40 s in turn 12`."""
+        words = f"{self._ended} of {self._begun} episodes"
+        playing = list(self._playing.values())  # a copy: they change on another thread
+        if playing:
+            oldest, began = min(playing, key=lambda episode: episode[1])
+            words += f", the oldest {duration(time.monotonic() - began)} in turn {len(oldest.turns) + 1}"
+        if self._lost:
+            words += f"; {self._lost} turns lost so far, the last one with {self._last_error}"
+        return words
+
+    def begins(self, episode: EpisodeRecord) -> None:
+        """Note that an episode begins to be played."""
+        self._playing[id(episode)] = episode, time.monotonic()
 
     def begin(self, label: str, *, done_with: int) -> None:
         """Start counting under a new label, without the `done_with` episodes that the label before was about."""
@@ -276,10 +318,16 @@ class Bar:
         self._turns += 1
         self._show()
 
-    def episode(self, *, solved: bool) -> None:
+    def lost_turn(self, error: str) -> None:
+        """Note a turn that the server failed."""
+        self._lost += 1
+        self._last_error = " ".join(error.split())[:200]
+
+    def ended(self, episode: EpisodeRecord) -> None:
         """Count an episode that has ended."""
+        del self._playing[id(episode)]
         self._ended += 1
-        self._solved += solved
+        self._solved += episode.end == "success"
         self._show()
 
     def _show(self) -> None:

@@ -4,11 +4,10 @@ config.json        every flag resolved, versions, git commit, what is known abou
 metrics.jsonl      one object a step, `step` strictly increasing
 checkpoints.jsonl  one object a saved state: step, state_path
 episodes/*.jsonl   every episode
-plan.jsonl         train_grpo.py: the task of each group, in the order of play
+plan.jsonl         what each step trains on: train_grpo.py the task of each group, train_sft.py lines of --data
 server/            the local server's database, checkpoints and log
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -18,15 +17,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from textcraft.world import TASK_FILE_SHA256
+from tinker_client.claims import claim
 from tinker_client.errors import UserError
+from tinker_client.flags import refuse_changes, resolved
+from tinker_client.versions import installed
 
 Row = dict[str, Any]
 
@@ -65,50 +67,84 @@ def resolve_state(source: str) -> SavedState:
     path = Path(source).expanduser()
     if not path.is_dir():
         raise UserError(f"{source} does not exist: give a run directory or a tinker://<model>/weights/<name> path")
-    rows = read_rows(path / "checkpoints.jsonl")
+    rows = _checkpoints(path)
     if not rows:
         raise UserError(f"{source} has no saved state (no row in checkpoints.jsonl): let that run save one first")
-    state_path = str(rows[-1].get("state_path"))
-    if not TRAINING_PATH.fullmatch(state_path):
-        raise UserError(f"the last row of {path / 'checkpoints.jsonl'} names no training state: repair or delete it")
-    return SavedState(state_path, path)
+    return SavedState(rows[-1]["state_path"], path)
+
+
+def resolve_start(path: Path, *, resume: bool, init: str | None = None) -> SavedState | None:
+    """What a training run in `path` starts from: with `resume` the last state that it saved, where it saved one, else
+    what `init` means, None for a fresh adapter. Raises UserError as `resolve_state` does."""
+    if resume and _checkpoints(path):
+        return resolve_state(str(path))
+    return resolve_state(init) if init else None
 
 
 class RunDir:
-    """One run's directory. Make it with `RunDir.create`."""
+    """One run's directory. Make it with `RunDir.create`.
+
+    saved: the row of the last saved state, whose step is the last one that is final; None before the first.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        steps = [row["step"] for row in read_rows(path / "metrics.jsonl")]
+        rows = _checkpoints(path)
+        self.saved: Row | None = rows[-1] if rows else None
+        steps = [row["step"] for row in self.metrics()]
         self._last_step: int | None = steps[-1] if steps else None
 
     @classmethod
     def create(
-        cls, path: Path, config: Any, *, resume: bool = False, overwrite: bool = False, init: SavedState | None = None
+        cls,
+        path: Path,
+        config: Any,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        init: SavedState | None = None,
+        may_change: Collection[str] = (),
+        contents: Mapping[str, str] | None = None,
     ) -> Self:
         """Make the directory and write config.json with every flag of the dataclass `config`.
 
-        A directory that holds a run is refused unless `resume` (go on in it) or `overwrite` (delete what the run
-        wrote). `init` is what the run starts from; overwriting that very run is refused. Raises UserError.
+        A directory that holds a run is refused unless `resume` (go on in it, from its last saved state: what came after
+        that is cut off) or `overwrite` (delete what the run wrote). `init` is what the run starts from; overwriting
+        that very run is refused. A run that goes on is refused other flags than before, but for those that `may_change`
+        names, and other `contents`: hashes of files that flags name, by the flag. Raises UserError.
         """
         if resume and overwrite:
             raise UserError("--resume and --overwrite exclude each other: give one of them")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give another run directory")
-        is_run = holds_run(path)
-        if not is_run and path.exists() and any(path.iterdir()):
+        before = read_config(path)
+        # A draft alone is a run that was killed as it began.
+        if before is None and path.exists() and any(file.name != "config.json.tmp" for file in path.iterdir()):
             raise UserError(f"{path} is not empty and not a run directory: give another one")
-        if is_run and not resume:
+        if before is not None and (resume or overwrite):
+            claim(path)
+        if before is not None and resume:
+            refuse_changes(path, before["flags"], config, may_change)
+            for name, digest in (contents or {}).items():
+                if before.get("contents", {}).get(name) != digest:
+                    raise UserError(f"--{name} is not the file that {path} was begun with: give another --run-dir")
+            _cut_back(path)
+        elif before is not None:
             if not overwrite:
-                raise UserError(f"{path} already holds a run: name another directory, or replace it with --overwrite")
+                raise UserError(f"{path} already holds a run: go on with it by --resume, or replace it by --overwrite")
             if init is not None and init.run_dir is not None and init.run_dir.resolve() == path.resolve():
                 raise UserError(f"--overwrite would delete the state that this run starts from in {path}")
             _delete_run(path)
+            before = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "config.json", _describe(config))
         except OSError as error:
             raise UserError(f"cannot write to {path} ({error.strerror}): give another run directory") from error
+        claim(path)
+        now = _describe(config) | {"contents": dict(contents or {})}
+        if before is not None:
+            now |= {"started": before["started"], "resumed": now["started"], "server": before["server"]}
+        write_json(path / "config.json", now)
         return cls(path)
 
     def record_server(self, server: Mapping[str, Any]) -> None:
@@ -127,24 +163,36 @@ class RunDir:
         append_rows(self.path / "metrics.jsonl", [{"step": step, **finite}])
         self._last_step = step
 
+    def log_plan(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write plan.jsonl anew, for a run whose plan is known as a whole."""
+        write_rows(self.path / "plan.jsonl", rows)
+
     def log_checkpoint(self, step: int, state_path: str, **more: Any) -> None:
         """Append {"step", "state_path", ...} to checkpoints.jsonl, once the server has saved the state."""
         append_rows(self.path / "checkpoints.jsonl", [{"step": step, "state_path": state_path, **more}])
 
     def log_episodes(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes to `episodes/<name>.jsonl`, for example `step_000012`."""
-        (self.path / "episodes").mkdir(exist_ok=True)
+        with _writing(self.path / "episodes"):
+            (self.path / "episodes").mkdir(exist_ok=True)
         append_rows(self.path / "episodes" / f"{name}.jsonl", rows)
 
-    def last_checkpoint(self) -> Row | None:
-        """The last whole row of checkpoints.jsonl."""
-        rows = read_rows(self.path / "checkpoints.jsonl")
-        return rows[-1] if rows else None
+    @property
+    def state(self) -> SavedState | None:
+        """The last saved state."""
+        return SavedState(self.saved["state_path"], self.path) if self.saved else None
 
+    def metrics(self) -> list[Row]:
+        """The rows of metrics.jsonl."""
+        return read_rows(self.path / "metrics.jsonl")
 
-def holds_run(path: Path) -> bool:
-    """Whether a run of this project wrote into the directory `path`."""
-    return read_config(path) is not None
+    def checkpoints(self) -> list[Row]:
+        """The rows of checkpoints.jsonl, the newest last."""
+        return _checkpoints(self.path)
+
+    def replace_checkpoints(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Leave these rows in checkpoints.jsonl."""
+        write_rows(self.path / "checkpoints.jsonl", rows)
 
 
 def read_config(path: Path) -> Row | None:
@@ -163,7 +211,7 @@ def read_config(path: Path) -> Row | None:
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append JSON objects to a JSONL file, on disk before this returns. A torn last line is cut off first."""
     content = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    with path.open("a+b") as file:
+    with _writing(path), path.open("a+b") as file:
         _cut_torn_line(file)
         file.write(content.encode())
         file.flush()
@@ -173,9 +221,10 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a JSONL file so that a kill leaves the old or the new content."""
     draft = path.with_name(path.name + ".tmp")
-    draft.unlink(missing_ok=True)
-    append_rows(draft, rows)
-    draft.replace(path)
+    with _writing(path):
+        draft.unlink(missing_ok=True)
+        append_rows(draft, rows)
+        draft.replace(path)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -201,8 +250,44 @@ def read_rows(path: Path) -> list[Row]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a kill leaves the old or the new content."""
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with _writing(path), draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): see to that, then give --resume") from error
+
+
+def _checkpoints(path: Path) -> list[Row]:
+    """The rows of a run's checkpoints.jsonl. Raises UserError if one is no saved state."""
+    rows = read_rows(path / "checkpoints.jsonl")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int) or not TRAINING_PATH.fullmatch(str(row.get("state_path"))):
+            raise UserError(f"line {number} of {path / 'checkpoints.jsonl'} is no saved state: repair or delete it")
+    return rows
+
+
+def _cut_back(path: Path) -> None:
+    """Cut off what a run wrote after its last saved state, so that it is played again and never counted twice."""
+    rows = _checkpoints(path)
+    last = rows[-1]["step"] if rows else 0
+    metrics = read_rows(path / "metrics.jsonl")
+    kept = [row for row in metrics if row["step"] <= last]
+    if rows and (not kept or kept[-1]["step"] != last):
+        raise UserError(f"{path / 'metrics.jsonl'} lacks step {last}, which is saved: give another --run-dir")
+    if len(kept) < len(metrics):
+        write_rows(path / "metrics.jsonl", kept)
+    for file in (path / "episodes").glob("step_*.jsonl"):
+        if int(file.stem.removeprefix("step_")) > last:
+            file.unlink()
 
 
 def _cut_torn_line(file: Any) -> None:
@@ -233,23 +318,16 @@ def _describe(config: Any) -> Row:
         "run_format": FORMAT,
         "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "flags": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
+        "flags": resolved(config),
         "versions": {
             "python": platform.python_version(),
-            **{package: _version(package) for package in ("tinker", "skyrl", "transformers", "platoon-textcraft")},
+            **{package: installed(package) for package in ("tinker", "skyrl", "transformers", "platoon-textcraft")},
         },
         "benchmark_sha256": TASK_FILE_SHA256,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "server": None,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(*arguments: str) -> str | None:

@@ -21,6 +21,7 @@ class Scheduler[Group]:
     """Plays groups ahead of the steps that train on them. Runs within one event loop.
 
     play: plays the group of a number, counted from 0. steps: of the whole run. size: groups a step.
+    steps_done, groups_done: where a run that goes on has to start.
     max_staleness: updates between the policy that sampled a turn and the one that it trains; 0 is synchronous.
     in_play: groups that are played at once, at most. More than keep the server busy only grow stale.
     counts: which groups count towards `size`; a step plays more until it has so many that do, but at most `limit`.
@@ -36,6 +37,8 @@ class Scheduler[Group]:
         in_play: int,
         counts: Callable[[Group], bool] = lambda group: True,
         limit: int | None = None,
+        steps_done: int = 0,
+        groups_done: int = 0,
     ) -> None:
         self._play = play
         self._steps = steps
@@ -44,11 +47,11 @@ class Scheduler[Group]:
         self._in_play = in_play
         self._counts = counts
         self._limit = size if limit is None else max(limit, size)
-        self._step = 0
+        self._step = steps_done
         self._lacking = 0  # groups that the present step takes for certain, beside those it has
         self._queue: deque[asyncio.Task[Group]] = deque()  # started and not yet taken, oldest first
-        self.started = 0
-        self.taken = 0
+        self.started = groups_done
+        self.taken = groups_done
 
     async def next_step(self) -> list[Group]:
         """The groups of the next step, in order, once all are played. The step before must have been trained.

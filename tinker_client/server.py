@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from contextlib import closing
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,8 @@ from typing import Self
 
 from rich.console import Console
 
-from tinker_client.errors import ServerStoppedError, UserError
+from tinker_client.claims import claimed
+from tinker_client.errors import ServerError, UserError
 from tinker_client.models import cache_dir
 from tinker_client.run_dir import TRAINING_PATH
 
@@ -37,11 +39,20 @@ class LocalServer:
     Entering starts the process, `wait_until_ready` waits until it has loaded the model, leaving stops it. If the script
     dies instead, its watchdog stops it. A directory that an earlier server wrote is taken up again, with its states.
     max_rank: the highest LoRA rank to be asked for. adapters: how many adapters may be alive at once.
-    port: 0 for any that is free.
+    port: 0 for any that is free. session_timeout_s: how long adapters outlive a script that has died; -1: for ever.
     Raises UserError on entering if uv or the `jax` extra is missing.
     """
 
-    def __init__(self, directory: Path, model_dir: Path, *, max_rank: int, adapters: int = 1, port: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model_dir: Path,
+        *,
+        max_rank: int,
+        adapters: int = 1,
+        port: int = 0,
+        session_timeout_s: int = -1,
+    ) -> None:
         self.directory = directory.resolve()
         self.model_dir = model_dir.resolve()
         self.log = self.directory / "server.log"
@@ -49,6 +60,7 @@ class LocalServer:
         self.checkpoints = self.directory / "checkpoints"
         self.backend_config = backend_config(max_rank, adapters)
         self._port = port
+        self._session_timeout_s = session_timeout_s
         self.base_url = ""
 
     def __enter__(self) -> Self:
@@ -58,21 +70,24 @@ class LocalServer:
                 "the local server is not installed: run `uv sync --extra tinker --extra jax`, or give --base-url"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        forget_requests(self.database)
-        self._delete_sampler_weights()
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        port = _free_port(self._port)
-        self.base_url = f"http://127.0.0.1:{port}"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("watchdog.py"), *self._command(uv, port)],
-                cwd=REPOSITORY,
-                env=_environment(uv),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        # The server of a script that was killed a moment ago may still be ending; its watchdog ends last.
+        with claimed(self.directory, STOP_SECONDS) as claim:
+            forget_requests(self.database)
+            self._delete_sampler_weights()
+            self._log_start = self.log.stat().st_size if self.log.exists() else 0
+            port = _free_port(self._port)
+            self.base_url = f"http://127.0.0.1:{port}"
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, Path(__file__).with_name("watchdog.py"), *self._command(uv, port)],
+                    cwd=REPOSITORY,
+                    env=_environment(uv),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[claim],
+                )
         return self
 
     def __exit__(
@@ -96,17 +111,17 @@ class LocalServer:
             while not (ENGINE_READY in self._log_of_this_start() and answers(self.base_url, timeout=1.0)):
                 try:
                     self.check_alive()
-                except ServerStoppedError as error:
+                except ServerError as error:
                     raise UserError(str(error)) from error
                 if time.monotonic() > deadline:
                     raise UserError(f"the local server is not ready after {START_SECONDS:.0f} s: see {self.log}")
                 time.sleep(0.1)
 
     def check_alive(self) -> None:
-        """Raises ServerStoppedError if the server has ended; the SDK would wait for it for ever."""
+        """Raises ServerError if the server has ended; the SDK would wait for it for ever."""
         if self._process.poll() is not None:
             cause = _last_error(self._log_of_this_start())
-            raise ServerStoppedError(f"the local server stopped ({cause}): see {self.log}")
+            raise ServerError(f"the local server stopped ({cause}): see {self.log}")
 
     def delete_old_sampler_weights(self, model_id: str) -> None:
         """Delete what earlier calls for a sampling client wrote for this adapter.
@@ -132,7 +147,8 @@ class LocalServer:
             "--backend-config", json.dumps(self.backend_config),
             "--database-url", f"sqlite:///{self.database}",
             "--checkpoints-base", self.checkpoints,
-            "--session-timeout-sec", "-1",  # a busy script that misses heartbeats must not lose its model
+            "--session-timeout-sec", str(self._session_timeout_s),
+            "--session-cleanup-interval-sec", "10",
         ]  # fmt: skip
 
     def _log_of_this_start(self) -> bytes:
@@ -201,11 +217,21 @@ def forget_requests(database: Path) -> None:
 
 def answers(base_url: str, timeout: float) -> bool:
     """Whether a Tinker server's health check answers within `timeout` seconds."""
+    return _get(f"{base_url}/api/v1/healthz", timeout) is not None
+
+
+def is_skyrl(base_url: str, timeout: float) -> bool:
+    """Whether the server says that it is SkyRL's, which it does by this name and without a useful version."""
+    return b"Tinker API Mock" in (_get(f"{base_url}/", timeout) or b"")
+
+
+def _get(url: str, timeout: float) -> bytes | None:
     try:
-        with urllib.request.urlopen(f"{base_url}/api/v1/healthz", timeout=timeout) as response:  # noqa: S310
-            return bool(response.status == 200)
-    except (OSError, ValueError):
-        return False
+        with urllib.request.urlopen(url, timeout=timeout) as response:  # noqa: S310
+            content: bytes = response.read(100_000)
+            return content if response.status == 200 else None
+    except (OSError, ValueError, HTTPException):
+        return None
 
 
 def _copy_rows(source: sqlite3.Connection, target: Path, model: str, name: str) -> None:

@@ -1,0 +1,73 @@
+"""Memory of evaluate.py over 20,000 episodes, against a stand-in server: it must not grow with what has been played.
+
+    python benchmarks/soak.py
+
+Compares the peak of the process at the end with its peak after the first tenth of the episodes, in one run.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import tyro
+from grpo import ROOT, stand_in
+
+
+@dataclass(frozen=True)
+class Config:
+    """How much is played."""
+
+    rollouts: int = 32
+    """Episodes of each of the 632 val tasks."""
+    max_turns: int = 3
+    """Turns of an episode."""
+
+
+def main(config: Config) -> None:
+    total = 632 * config.rollouts
+    early = 0
+    with tempfile.TemporaryDirectory() as directory, stand_in("--turn-s", 0.01, "--slots", 512) as backend:
+        episodes = Path(directory) / "run" / "episodes.jsonl"
+        flags = {
+            "run-dir": episodes.parent,
+            "base-url": backend.base_url,
+            "tokenizer": backend.tokenizer,
+            "rollouts": config.rollouts,
+            "max-turns": config.max_turns,
+            "max-reply-tokens": 128,
+        }
+        command = [sys.executable, "evaluate.py", *(f"--{name}={value}" for name, value in flags.items())]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+            peak, played = 0, 0
+            while process.poll() is None:
+                played = lines(episodes)
+                try:
+                    peak = max(peak, psutil.Process(process.pid).memory_info().rss)
+                except psutil.Error:
+                    break
+                if not early and played >= total / 10:
+                    early = peak
+                # summary.json is made from all episodes, after the last of them: not what this is about.
+                if played >= total:
+                    break
+                time.sleep(0.5)
+            process.wait()
+    megabytes = 2**20
+    print(f"{played:,} episodes; peak {early / megabytes:.0f} MiB after a tenth, {peak / megabytes:.0f} MiB at the end")
+    print(f"ratio {peak / early:.3f} (aim: at most 1.10)")
+
+
+def lines(path: Path) -> int:
+    """The lines of a file that grows."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
