@@ -60,6 +60,11 @@ class Config:
     where --depths does not say otherwise."""
     depths: tuple[int, ...] | None = None
     """Train on tasks of these depths only."""
+    fits_budget: int | None = None
+    """Train only on tasks whose ideal run fits so many turns. No reward can come of others than those that fit
+    --max-turns."""
+    limit: int | None = None
+    """Train on so many of the tasks only, a fixed sample: a few, over and over, show whether learning works at all."""
     steps: int = 50
     """Optimizer steps, counting those that found nothing to learn from."""
     groups: int = 16
@@ -107,7 +112,7 @@ class Config:
     def __post_init__(self) -> None:
         counts = (
             *(self.rank, self.steps, self.groups, self.group_size, self.max_turns, self.max_reply_tokens),
-            *(self.save_every, 1 if self.groups_in_play is None else self.groups_in_play),
+            *(self.save_every, *(1 if n is None else n for n in (self.groups_in_play, self.fits_budget, self.limit))),
         )
         if min(counts) < 1 or self.lr <= 0 or self.temperature < 0 or self.max_staleness < 0:
             raise UserError("counts start at 1, --max-staleness at 0, --lr is above 0, --temperature is not negative")
@@ -126,7 +131,7 @@ AdvantageFunction = Callable[[Rewards, Advantage], list[list[float]]]
 def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
     """Train. Experiments, such as benchmarks/learning.py, give other `advantages`."""
     difficulty = config.difficulty or (None if config.depths else "medium")
-    tasks = select_tasks("train", difficulty, config.depths)
+    tasks = select_tasks("train", difficulty, config.depths, limit=config.limit, fits_budget=config.fits_budget)
     if config.dry_run:
         per_step = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else config.groups
         factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}
