@@ -164,7 +164,8 @@ def print_scores(ranking: Sequence[Score], title: str) -> None:
     """A table of the wordings, best first."""
     table = Table(title=f"Perplexity of the replies: {title}")
     for header in ("wording", "perplexity", "times the best", "tokens", "nats"):
-        table.add_column(header, justify="left" if header == "wording" else "right", no_wrap=True)
+        # Perplexities of a model that has never seen the like have many digits: those may wrap.
+        table.add_column(header, justify="left" if header == "wording" else "right", no_wrap=header == "wording")
     for score in ranking:
         low, high = score.interval
         ratio_low, ratio_high = score.ratio_interval
