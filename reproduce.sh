@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The post's own run on GPUs: ./reproduce.sh CONFIG [STAGE...], with CONFIG from server/configs, all stages by default.
 # A stage that is done is not done again, so after an interruption the same command goes on: an evaluation where it
-# stopped, a training from its start. The README has a table of what each stage takes, and of what the post got.
+# stopped, a training from its last checkpoint. The README has a table of what each stage takes, and of what the post got.
 # Environment: OUT, the folder for everything (default runs/post-CONFIG); URL, a server that runs already.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -57,22 +57,22 @@ server() { # starts one unless it answers, and waits for it
 
 round1() {
   step round1-data "$python" -m sft_data --round 1 --out "$out/round1.jsonl"
-  step round1 "$python" train_sft.py "${backend[@]}" --data "$out/round1.jsonl" --run-dir "$out/sft_round1" --overwrite
+  step round1 "$python" train_sft.py "${backend[@]}" --data "$out/round1.jsonl" --run-dir "$out/sft_round1" --resume
 }
 
 round2() {
   step round2-data "$python" -m sft_data --round 2 --out "$out/round2.jsonl"
-  step round2 "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --run-dir "$out/sft" --overwrite
+  step round2 "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --run-dir "$out/sft" --resume
 }
 
 grpo() {
   step grpo "$python" train_grpo.py "${backend[@]}" --difficulty medium --steps 50 --max-staleness $staleness \
-    --run-dir "$out/grpo" --overwrite
+    --run-dir "$out/grpo" --resume
 }
 
 sft_grpo() {
   step sft_grpo "$python" train_grpo.py "${backend[@]}" --init "$out/sft" --depths 6 --steps 30 \
-    --max-staleness $staleness --run-dir "$out/sft_grpo" --overwrite
+    --max-staleness $staleness --run-dir "$out/sft_grpo" --resume
 }
 
 evaluate() { # the base model and those that have been trained: 60 medium tasks and all 136 hard ones, 150 turns each
