@@ -11,6 +11,7 @@ def test_everything_survives_a_kill_of_its_script_and_of_its_server(tmp_path, ca
     assert "kills survived / tried: 7 / 7" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_training_run_survives_a_kill_and_its_server(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tests.kill_suite.SCRIPTS", {"sft": SCRIPTS["sft"]})
     assert main(Config(out=tmp_path, kills=1, server_kills=1, faults=()))

@@ -265,7 +265,8 @@ def connect(
                 for adapter in list(backend.adapters):
                     with suppress(ServerError):
                         backend.release(adapter)
-                backend.service.holder.close()
+                with suppress(tinker.TinkerError):  # a session that never came about is opened here, in vain
+                    backend.service.holder.close()
 
 
 @contextmanager
