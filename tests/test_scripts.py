@@ -232,6 +232,7 @@ def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Pa
     assert (tmp_path / "out" / "training_sft.png").exists()
 
 
+@pytest.mark.slow  # two servers more, two minutes
 def test_an_evaluation_killed_half_way_goes_on_to_the_same_end(tmp_path: Path):
     flags = ["--tasks", *TASK_IDS, "--rollouts", 12, "--max-turns", 4, "--max-reply-tokens", 32]
     succeeds("evaluate.py", "--run-dir", tmp_path / "whole", *flags)
