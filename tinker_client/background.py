@@ -10,14 +10,13 @@ from typing import Any, Self
 
 import tinker
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import ServerError
 from tinker_client.gate import Gate
 from tinker_client.groups import has_signal
 from tinker_client.plan import Plan
-from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, play_episode
+from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, episode_progress, play_episode
 from tinker_client.scheduler import Scheduler
 from tinker_client.waiting import wait
 
@@ -76,17 +75,7 @@ class Rollouts:
         self._steps = steps
         self._step = steps_done
         self._episodes_of_step = 0
-        console = console or Console()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = episode_progress(console or Console())
         self._bar = Bar(self._progress, "")
         self._loop = asyncio.new_event_loop()
         self._gate = Gate(playing.turns_in_flight)

@@ -162,16 +162,7 @@ def play(
     Raises ServerError if the server fails every episode.
     """
     console = Console()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with episode_progress(console) as progress:
         left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
         bar = Bar(progress, label, len(left))
         gate = Gate(config.turns_in_flight)
@@ -270,6 +261,20 @@ async def play_episode(
         record.error = None
     bar.ended(record)
     return record
+
+
+def episode_progress(console: Console) -> Progress:
+    """The progress display that a `Bar` is a line of; hidden where output is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 class Bar:
