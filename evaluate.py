@@ -23,8 +23,8 @@ from rich.markup import escape
 
 from textcraft import Task
 from textcraft.world import Difficulty, Split
-from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.evaluation import EvaluationRun

@@ -28,9 +28,10 @@ import tyro
 from rich.console import Console
 
 from textcraft.world import Difficulty
-from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.backend import Backend
 from tinker_client.background import Rollouts
 from tinker_client.checkpoints import commit
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
@@ -38,7 +39,8 @@ from tinker_client.groups import Advantage, Rewards, advantages, group_metrics
 from tinker_client.health import check_last
 from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_metrics
 from tinker_client.plan import Plan
-from tinker_client.rollout import EpisodeRecord, PlayConfig, sync_policy
+from tinker_client.records import EpisodeRecord
+from tinker_client.rollout import PlayConfig, sync_policy
 from tinker_client.run_dir import RunDir, resolve_start
 from tinker_client.stopping import finishing_steps, resumable
 from tinker_client.tasks import select_tasks

@@ -22,9 +22,10 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.backend import Backend
 from tinker_client.chat import Conversation
 from tinker_client.checkpoints import commit
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.dry_run import print_supervised

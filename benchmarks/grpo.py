@@ -32,13 +32,14 @@ sys.path.insert(0, str(ROOT))
 
 import train_grpo  # noqa: E402
 from textcraft import load_tasks  # noqa: E402
-from tinker_client.backend import BackendConfig, connect  # noqa: E402
 from tinker_client.background import Rollouts  # noqa: E402
 from tinker_client.chat import ChatTemplate  # noqa: E402
+from tinker_client.connect import BackendConfig, connect  # noqa: E402
 from tinker_client.groups import Rewards  # noqa: E402
+from tinker_client.jsonl import read_rows  # noqa: E402
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids  # noqa: E402
-from tinker_client.rollout import EpisodeRecord, PlayConfig, Policy, play, sync_policy  # noqa: E402
-from tinker_client.run_dir import read_rows  # noqa: E402
+from tinker_client.records import EpisodeRecord  # noqa: E402
+from tinker_client.rollout import PlayConfig, Policy, play, sync_policy  # noqa: E402
 from tinker_client.server import answers  # noqa: E402
 
 

@@ -21,8 +21,8 @@ from sft_data.dataset import DataError, Row, sample
 from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import load_tasks
-from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import Conversation
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import tokenize
 

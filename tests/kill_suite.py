@@ -26,13 +26,14 @@ import tyro
 from rich.console import Console
 
 from tests.fault_proxy import KINDS, Kind, faulty
-from tinker_client.backend import BackendConfig, connect
 from tinker_client.chat import ChatTemplate
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
 from tinker_client.errors import EXIT_SERVER_ERROR, EXIT_USER_ERROR
+from tinker_client.jsonl import read_rows
 from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import read_rows, resolve_state
+from tinker_client.run_dir import resolve_state
 from tinker_client.server import LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

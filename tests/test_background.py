@@ -18,10 +18,10 @@ from tinker_client.background import Rollouts
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import ServerError, UserError
 from tinker_client.groups import has_signal
+from tinker_client.jsonl import read_rows
 from tinker_client.models import TINY_MODEL, stop_token_ids
 from tinker_client.plan import Plan
 from tinker_client.rollout import PlayConfig, Policy
-from tinker_client.run_dir import read_rows
 
 TASKS = load_tasks("train", "easy", [2])[:8]
 EXPERT = expert(TASKS)

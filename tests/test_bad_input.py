@@ -14,10 +14,11 @@ import pytest
 
 import train_grpo
 import train_sft
-from tinker_client import backend, run_dir
+from tinker_client import connect, jsonl
 from tinker_client.demonstrations import read_demonstrations
+from tinker_client.jsonl import write_json
 from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import RunDir, write_json
+from tinker_client.run_dir import RunDir
 from tinker_client.server import LocalServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -114,7 +115,7 @@ def test_run_directories_that_cannot_be_written(refused, tmp_path: Path, monkeyp
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_dir.os, "fsync", full)
+    monkeypatch.setattr(jsonl.os, "fsync", full)
     assert "No space left on device" in refused("evaluate.py", *play, "--run-dir", tmp_path / "run")
 
 
@@ -160,7 +161,7 @@ def test_a_port_in_use_and_an_sdk_that_does_not_fit(refused, tmp_path: Path, mon
         port = taken.getsockname()[1]
         flags = ["--run-dir", tmp_path / "served", "--port", port]
         assert "is taken (Address already in use)" in refused("tinker_client/__main__.py serve", *flags)
-    monkeypatch.setattr(backend, "installed", {"tinker": "0.38.0", "skyrl": "0.4.0"}.get)
+    monkeypatch.setattr(connect, "installed", {"tinker": "0.38.0", "skyrl": "0.4.0"}.get)
     line = refused("train_grpo.py", "--run-dir", tmp_path / "run")
     assert "tinker 0.38.0 does not work with SkyRL 0.4.0: run `uv pip install 'tinker>=0.25,<0.26'`" in line
 

@@ -10,8 +10,8 @@ import train_sft
 from sft_data.dataset import sample, write_rows
 from sft_data.procedure import ROUNDS
 from textcraft import load_tasks
-from tinker_client.backend import BackendConfig
 from tinker_client.chat import ChatTemplate
+from tinker_client.connect import BackendConfig
 from tinker_client.demonstrations import read_demonstrations, tokenize
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
 

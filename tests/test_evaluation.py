@@ -14,9 +14,10 @@ from textcraft.facts import ideal_run
 from tinker_client import evaluation, players, rollout
 from tinker_client.chat import Conversation
 from tinker_client.errors import ServerError, UserError
+from tinker_client.jsonl import read_rows, write_rows
 from tinker_client.report.episodes import load_evaluations
 from tinker_client.report.measures import measure
-from tinker_client.run_dir import SavedState, read_rows, write_rows
+from tinker_client.run_dir import SavedState
 
 INVENTORY = "<tool>view_inventory()</tool>"
 

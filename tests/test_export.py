@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tinker_client.backend import BackendConfig
+from tinker_client.connect import BackendConfig
 from tinker_client.errors import UserError
 from tinker_client.export import CONFIG, WEIGHTS, export_adapter, unpack_adapter
 

@@ -7,10 +7,10 @@ import pytest
 import train_grpo
 from tests.fault_proxy import KINDS, Config, FaultProxy, Kind, faulty
 from tests.standing_in import serving
-from tinker_client.backend import BackendConfig
+from tinker_client.connect import BackendConfig
 from tinker_client.errors import ServerError, UserError
+from tinker_client.jsonl import read_rows
 from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import read_rows
 
 STEPS = 4
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tinker_client.health import RULES, check, check_last
-from tinker_client.run_dir import RunDir, read_rows
+from tinker_client.jsonl import read_rows
+from tinker_client.run_dir import RunDir
 
 STEPS = 12
 

@@ -5,7 +5,7 @@ import tinker
 from transformers import AutoTokenizer
 
 from tinker_client import models
-from tinker_client.backend import BackendConfig, connect
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.errors import UserError
 from tinker_client.models import TINY_MODEL, load_tokenizer, local_model_dir, stop_token_ids
 

@@ -17,11 +17,12 @@ from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
 from tests.standing_in import serving
 from textcraft import load_tasks
-from tinker_client import pulse, run_dir, stopping
-from tinker_client.backend import Backend, BackendConfig
+from tinker_client import jsonl, pulse, run_dir, stopping
+from tinker_client.backend import Backend
+from tinker_client.connect import BackendConfig
 from tinker_client.errors import ServerError, UserError
+from tinker_client.jsonl import read_rows, write_rows
 from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import read_rows, write_rows
 from tinker_client.versions import check_pair
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ class Killed(BaseException):
 def kill_at_write(monkeypatch) -> Callable[[int | None], list[str]]:
     """Lets the run die in its n-th write to the run directory, which is left half done; returns the files written."""
 
-    writing = run_dir._writing
+    writing = jsonl.writing
 
     def start(number: int | None) -> list[str]:
         written: list[str] = []
@@ -89,8 +90,9 @@ def kill_at_write(monkeypatch) -> Callable[[int | None], list[str]]:
                 os.truncate(descriptor, max(0, size - (0, 1, 40)[number % 3]))
                 raise Killed
 
-        monkeypatch.setattr(run_dir.os, "fsync", fsync)
-        monkeypatch.setattr(run_dir, "_writing", write)
+        monkeypatch.setattr(jsonl.os, "fsync", fsync)
+        for module in (jsonl, run_dir):
+            monkeypatch.setattr(module, "writing", write)
         return written
 
     return start

@@ -15,12 +15,14 @@ from sft_data.procedure import ROUNDS
 from tests.chat_templates import make
 from tests.playing import play
 from textcraft import Episode, Task, load_tasks
-from tinker_client import rollout
+from tinker_client import progress, rollout
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import ServerError
 from tinker_client.metrics import episode_metrics, repeats
 from tinker_client.models import TINY_MODEL, stop_token_ids
-from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, TurnRecord, turn_seed
+from tinker_client.progress import Bar
+from tinker_client.records import EpisodeRecord, TurnRecord
+from tinker_client.rollout import PlayConfig, Policy, turn_seed
 
 TASKS = load_tasks("train", "easy", [2])[:3]
 PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
@@ -183,7 +185,7 @@ def test_a_lost_turn_is_asked_for_again_with_its_seed_and_nothing_of_its_episode
 
 def test_a_wait_names_the_oldest_episode_its_turn_and_what_was_lost(template, monkeypatch):
     now = iter([100.0, 200.0, 680.0])
-    monkeypatch.setattr(rollout.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
     bar = Bar(Progress(disable=True), "test", 32)
     opening = Conversation(template, Episode(TASKS[0]).messages)
     oldest, other = (EpisodeRecord(TASKS[0], step=1, group=0, episode=i, conversation=opening) for i in (0, 1))

@@ -12,7 +12,8 @@ import pytest
 
 from tinker_client.claims import claimed
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.run_dir import RunDir, SavedState, append_rows, read_rows, resolve_start, resolve_state, write_json
+from tinker_client.jsonl import append_rows, read_rows, write_json
+from tinker_client.run_dir import RunDir, SavedState, resolve_start, resolve_state
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STATE = "tinker://model_1a2b/weights/step_000007"

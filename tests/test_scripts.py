@@ -21,13 +21,15 @@ from tests.conftest import RANK
 from tests.playing import play
 from textcraft import load_tasks
 from tinker_client import rollout
-from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
+from tinker_client.jsonl import read_rows
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.rollout import PlayConfig, sync_policy
-from tinker_client.run_dir import read_rows, resolve_state
+from tinker_client.run_dir import resolve_state
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TASK_IDS = [task.id for task in load_tasks("val", "easy", [2])[:2]]

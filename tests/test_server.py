@@ -16,7 +16,8 @@ import tinker
 from tests.conftest import RANK
 from tinker_client import server as server_module
 from tinker_client import watchdog
-from tinker_client.backend import Backend, BackendConfig, connect
+from tinker_client.backend import Backend
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.errors import ServerError, UserError
 from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import SavedState

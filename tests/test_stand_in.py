@@ -12,10 +12,10 @@ import pytest
 import tinker
 
 import train_grpo
-from tinker_client.backend import BackendConfig
+from tinker_client.connect import BackendConfig
 from tinker_client.errors import UserError
+from tinker_client.jsonl import read_rows
 from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import read_rows
 from tinker_client.server import answers
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "stand_in.py"

@@ -7,7 +7,7 @@ import pytest
 
 from tinker_client import tracking
 from tinker_client.errors import UserError
-from tinker_client.run_dir import write_json
+from tinker_client.jsonl import write_json
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from tinker_client.errors import ServerError
 from tinker_client.gate import Gate
 from tinker_client.groups import has_signal
 from tinker_client.plan import Plan
-from tinker_client.rollout import Bar, EpisodeRecord, PlayConfig, Policy, episode_progress, play_episode
+from tinker_client.progress import Bar, episode_progress
+from tinker_client.records import EpisodeRecord
+from tinker_client.rollout import PlayConfig, Policy, play_episode
 from tinker_client.scheduler import Scheduler
 from tinker_client.waiting import wait
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from textcraft import Task
 from textcraft.facts import ideal_run
-from tinker_client.backend import BackendConfig
 from tinker_client.chat import ChatTemplate, Message
+from tinker_client.connect import BackendConfig
 from tinker_client.demonstrations import tokenize
 from tinker_client.errors import UserError
 from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids

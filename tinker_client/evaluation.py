@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from tinker_client.errors import UserError
+from tinker_client.jsonl import append_rows, write_json, write_rows
+from tinker_client.records import EpisodeRecord
 from tinker_client.report.episodes import Evaluation, latest_rows, load_evaluations
 from tinker_client.report.measures import measure
 from tinker_client.report.scope import scope
-from tinker_client.rollout import EpisodeRecord
-from tinker_client.run_dir import RunDir, SavedState, append_rows, read_config, write_json, write_rows
+from tinker_client.run_dir import RunDir, SavedState, read_config
 
 # What --checkpoint means is compared by the state that it leads to; the loss is of no use to an evaluation.
 _MAY_CHANGE = frozenset({"loss_reduction", "checkpoint"})

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tinker_client.backend import BackendConfig, connect
+from tinker_client.connect import BackendConfig, connect
 from tinker_client.errors import UserError
 from tinker_client.run_dir import resolve_state
 

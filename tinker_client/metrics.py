@@ -7,7 +7,7 @@ import numpy as np
 import tinker
 
 from tinker_client.datums import Batch, FloatArray, PolicyLoss
-from tinker_client.rollout import EpisodeRecord, TurnRecord
+from tinker_client.records import EpisodeRecord, TurnRecord
 
 ENDS = ("success", "wrong_finish", "out_of_turns", "out_of_context")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from textcraft import Task
 from tinker_client.errors import UserError
-from tinker_client.run_dir import append_rows, read_rows, write_rows
+from tinker_client.jsonl import append_rows, read_rows, write_rows
 from tinker_client.tasks import task_order
 
 

@@ -6,21 +6,20 @@ server is asked for at once, and in which order, is up to the `Gate` before it.
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import tinker
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from textcraft import Episode, Task
 from tinker_client.backend import Backend
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import ServerError
 from tinker_client.gate import Gate
-from tinker_client.waiting import duration, while_alive
+from tinker_client.progress import Bar, episode_progress
+from tinker_client.records import EpisodeRecord, TurnRecord
+from tinker_client.waiting import while_alive
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, it is taken to be lost.
 TURN_TIMEOUT_S = 1800.0
@@ -67,59 +66,6 @@ class PlayConfig:
     seed: int
     turns_in_flight: int | None = None
     retries: int = 2
-
-
-@dataclass(frozen=True)
-class TurnRecord:
-    """One turn as it is written to an episodes file."""
-
-    reply: str
-    observation: str
-    kind: str
-    policy_version: int
-    prompt_tokens: int
-    reply_tokens: int
-    cut_off: bool
-
-
-@dataclass
-class EpisodeRecord:
-    """One played episode.
-
-    step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
-    episodes file says which); group: the index of its task within the step; episode: its index within the group.
-    end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
-    advantage: what the step that trained on it made of it, at 0 nothing; None before, and of broken episodes.
-    conversation: the tokens for training; not written.
-    """
-
-    task: Task
-    step: int
-    group: int
-    episode: int
-    conversation: Conversation
-    turns: list[TurnRecord] = field(default_factory=list)
-    end: str = "broken"
-    reward: float = 0.0
-    advantage: float | None = None
-    error: str | None = None
-
-    def row(self) -> dict[str, Any]:
-        """The episode as a row of an episodes file."""
-        return {
-            "task_id": self.task.id,
-            "depth": self.task.depth,
-            "difficulty": self.task.difficulty,
-            "step": self.step,
-            "group": self.group,
-            "episode": self.episode,
-            "end": self.end,
-            "reward": self.reward,
-            "advantage": self.advantage,
-            "error": self.error,
-            "action_tokens": self.conversation.action_tokens,
-            "turns": [asdict(turn) for turn in self.turns],
-        }
 
 
 def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) -> Policy:
@@ -202,7 +148,7 @@ async def play_episode(
     step: int,
     group: int,
     episode: int,
-    bar: "Bar",
+    bar: Bar,
 ) -> EpisodeRecord:
     """Play one episode to its end. Each turn is sampled anew, so that an episode may span policy versions."""
     game = Episode(task, max_turns=config.max_turns)
@@ -261,81 +207,3 @@ async def play_episode(
         record.error = None
     bar.ended(record)
     return record
-
-
-def episode_progress(console: Console) -> Progress:
-    """The progress display that a `Bar` is a line of; hidden where output is no terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("episodes, {task.fields[turns]} turns, {task.fields[successes]} solved"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-class Bar:
-    """A line of progress: episodes that ended of those begun, turns, and how many were solved."""
-
-    def __init__(self, progress: Progress, label: str, episodes: int = 0) -> None:
-        self._progress = progress
-        self._task = progress.add_task(label, total=episodes, turns=0, successes=0)
-        self._begun, self._ended = episodes, 0
-        self._turns = self._solved = 0
-        self._playing: dict[int, tuple[EpisodeRecord, float]] = {}  # by identity: and since when
-        self._lost = 0
-        self._last_error = ""
-
-    def in_words(self) -> str:
-        """What a wait is for, such as `31 of 32 episodes, the oldest 9 m 40 s in turn 12`."""
-        words = f"{self._ended} of {self._begun} episodes"
-        playing = list(self._playing.values())  # a copy: they change on another thread
-        if playing:
-            oldest, began = min(playing, key=lambda episode: episode[1])
-            words += f", the oldest {duration(time.monotonic() - began)} in turn {len(oldest.turns) + 1}"
-        if self._lost:
-            words += f"; {self._lost} turns lost so far, the last one with {self._last_error}"
-        return words
-
-    def begins(self, episode: EpisodeRecord) -> None:
-        """Note that an episode begins to be played."""
-        self._playing[id(episode)] = episode, time.monotonic()
-
-    def begin(self, label: str, *, done_with: int) -> None:
-        """Start counting under a new label, without the `done_with` episodes that the label before was about."""
-        self._begun -= done_with
-        self._ended -= done_with
-        self._turns = self._solved = 0
-        self._progress.reset(self._task)
-        self._progress.update(self._task, description=label)
-        self._show()
-
-    def expect(self, episodes: int) -> None:
-        """Count more episodes as begun."""
-        self._begun += episodes
-        self._show()
-
-    def turn(self) -> None:
-        """Count a turn."""
-        self._turns += 1
-        self._show()
-
-    def lost_turn(self, error: str) -> None:
-        """Note a turn that the server failed."""
-        self._lost += 1
-        self._last_error = " ".join(error.split())[:200]
-
-    def ended(self, episode: EpisodeRecord) -> None:
-        """Count an episode that has ended."""
-        del self._playing[id(episode)]
-        self._ended += 1
-        self._solved += episode.end == "success"
-        self._show()
-
-    def _show(self) -> None:
-        self._progress.update(
-            self._task, total=self._begun, completed=self._ended, turns=self._turns, successes=self._solved
-        )

@@ -10,15 +10,13 @@ server/            the local server's database, checkpoints and log
 
 import json
 import math
-import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +26,8 @@ from textcraft.world import TASK_FILE_SHA256
 from tinker_client.claims import claim
 from tinker_client.errors import UserError
 from tinker_client.flags import refuse_changes, resolved
+from tinker_client.jsonl import Row, append_rows, read_rows, write_json, write_rows, writing
 from tinker_client.versions import installed
-
-Row = dict[str, Any]
 
 FORMAT = 1  # of a run directory; a reader refuses what it does not know
 OWN_NAMES = (
@@ -173,7 +170,7 @@ class RunDir:
 
     def log_episodes(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes to `episodes/<name>.jsonl`, for example `step_000012`."""
-        with _writing(self.path / "episodes"):
+        with writing(self.path / "episodes"):
             (self.path / "episodes").mkdir(exist_ok=True)
         append_rows(self.path / "episodes" / f"{name}.jsonl", rows)
 
@@ -208,64 +205,6 @@ def read_config(path: Path) -> Row | None:
     return config
 
 
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append JSON objects to a JSONL file, on disk before this returns. A torn last line is cut off first."""
-    content = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    with _writing(path), path.open("a+b") as file:
-        _cut_torn_line(file)
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSONL file so that a kill leaves the old or the new content."""
-    draft = path.with_name(path.name + ".tmp")
-    with _writing(path):
-        draft.unlink(missing_ok=True)
-        append_rows(draft, rows)
-        draft.replace(path)
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSONL file; none if it does not exist. A torn last line (its writer was killed) is left out.
-
-    Raises UserError if another line is not a JSON object.
-    """
-    if not path.exists():
-        return []
-    whole, _, _torn = path.read_bytes().rpartition(b"\n")
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise UserError(f"line {number} of {path} is not a JSON object: repair or delete it")
-        rows.append(row)
-    return rows
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a kill leaves the old or the new content."""
-    draft = path.with_name(path.name + ".tmp")
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    with _writing(path), draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): see to that, then give --resume") from error
-
-
 def _checkpoints(path: Path) -> list[Row]:
     """The rows of a run's checkpoints.jsonl. Raises UserError if one is no saved state."""
     rows = read_rows(path / "checkpoints.jsonl")
@@ -288,19 +227,6 @@ def _cut_back(path: Path) -> None:
     for file in (path / "episodes").glob("step_*.jsonl"):
         if int(file.stem.removeprefix("step_")) > last:
             file.unlink()
-
-
-def _cut_torn_line(file: Any) -> None:
-    size = file.seek(0, os.SEEK_END)
-    start = size
-    while start > 0:
-        start = max(0, start - 4096)
-        file.seek(start)
-        end = file.read(size - start).rfind(b"\n")
-        if end >= 0:
-            file.truncate(start + end + 1)
-            return
-    file.truncate(0)
 
 
 def _delete_run(path: Path) -> None:

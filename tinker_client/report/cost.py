@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinker_client.run_dir import read_config, read_rows
+from tinker_client.jsonl import read_rows
+from tinker_client.run_dir import read_config
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from textcraft import Task, load_tasks, tools
 from textcraft.facts import ideal_run
 from textcraft.world import Split
 from tinker_client.errors import UserError
-from tinker_client.run_dir import read_config, read_rows
+from tinker_client.jsonl import read_rows
+from tinker_client.run_dir import read_config
 
 Row = Mapping[str, Any]
 

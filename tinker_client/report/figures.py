@@ -17,12 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tinker_client.jsonl import read_rows
 from tinker_client.report.cost import training_runs
 from tinker_client.report.episodes import Evaluation, fits
 from tinker_client.report.measures import ceiling, outcomes_by_task
 from tinker_client.report.scope import Scope, TaskSet
 from tinker_client.report.statistics import Interval, success_rate
-from tinker_client.run_dir import read_rows
 
 # Okabe and Ito's palette, told apart with colour-blind eyes, in an order in which neighbours differ in grey as well.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#D55E00", "#56B4E9")
