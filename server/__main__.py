@@ -12,7 +12,8 @@ import tyro
 
 from server import check
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.server import answers, find_uv, forget_requests
+from tinker_client.server import answers, find_uv
+from tinker_client.server_files import forget_requests
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIGS = REPOSITORY / "server" / "configs"

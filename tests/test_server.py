@@ -21,7 +21,8 @@ from tinker_client.connect import BackendConfig, connect
 from tinker_client.errors import ServerError, UserError
 from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import SavedState
-from tinker_client.server import LocalServer, forget_requests
+from tinker_client.server import LocalServer
+from tinker_client.server_files import forget_requests
 
 TOKENS = list(range(20, 60))
 

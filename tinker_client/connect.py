@@ -18,7 +18,8 @@ from tinker_client.errors import ServerError, UserError
 from tinker_client.models import Tokenizer
 from tinker_client.pulse import Pulse
 from tinker_client.run_dir import SavedState, read_config
-from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, import_state, is_skyrl
+from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, is_skyrl
+from tinker_client.server_files import import_state
 from tinker_client.versions import SKYRL, check_pair, installed
 
 ANSWER_SECONDS = 5.0
