@@ -27,27 +27,24 @@ until [ -s "$out/url" ]; do kill -0 "$server" 2>/dev/null || exit 2; sleep 0.2; 
 timings+=("$(printf '%5d s  %s' $((SECONDS - started)) "server: start")")
 backend="--base-url $(cat "$out/url") --loss-reduction sequence_mean --turns-in-flight 32"
 
-# 36 val tasks of each depth: 72 easy ones (2-3), and 36 of depth 4, harder than any task that is trained on.
-# 12 turns are the longest ideal run of an easy task, and enough for some of depth 4.
-play="$backend --depths 2 3 4 --limit 108 --max-turns 12 --max-reply-tokens 128"
+# The longest ideal run of an easy task (depth 2-3) takes 12 turns.
+play="$backend --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 128"
 # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
 grpo="$backend --groups 4 --group-size 8 --max-staleness 0 --max-turns 12 --max-reply-tokens 128"
 
 stage "demonstrations from train easy" \
-  python -m sft_data --round 2 --count 240 --recovery 60 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+  python -m sft_data --round 2 --count 220 --recovery 0 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
 stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
-stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --depths 2 3 --steps 2 --lr 5e-4 $grpo
+stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --difficulty easy --steps 2 --lr 5e-4 $grpo
 stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
 stage "SFT: train" \
   python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8 $backend
 stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
 stage "SFT then GRPO: train" \
-  python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 3 --steps 3 --lr 5e-4 $grpo
+  python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --difficulty easy --steps 3 --lr 5e-4 $grpo
 stage "SFT then GRPO: evaluate" python evaluate.py --run-dir "$out/eval/sft_grpo" --checkpoint "$out/sft_grpo" $play
 
-printf '\n== val depth 4, harder than any task trained on\n'
-python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 4
-printf '\n== val easy (depth 2-3)\n'
-python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --depths 2 3 --out "$out/report"
+printf '\n== val easy\n'
+python evaluate.py report "$out"/eval/{base,grpo,sft,sft_grpo} --out "$out/report"
 printf '\nTime of each stage:\n'
 printf '%s\n' "${timings[@]}" "$(printf '%5d s  all' "$SECONDS")"
