@@ -12,8 +12,8 @@ on with --resume. `report` needs no server: it reads the episodes.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ from textcraft.world import Difficulty, Split
 from tinker_client.chat import ChatTemplate
 from tinker_client.connect import BackendConfig, connect
 from tinker_client.dry_run import print_play
-from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.errors import ServerError, UserError, exit_on_user_error
 from tinker_client.evaluation import EvaluationRun
 from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.players import PlayerClient, oracle
@@ -49,6 +49,8 @@ class Config:
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
     checkpoint: str | None = None
     """What to evaluate: a run directory (its last checkpoint) or a tinker:// training path. Default: the base model."""
+    rank: int = 32
+    """LoRA rank of the untrained adapter that plays as the base model. SkyRL's GPU backends allow one rank a server."""
     player: Literal["model", "oracle"] = "model"
     """Who plays: the model, or the expert who knows every recipe. The expert needs no server and shows the ceilings."""
     split: Split = "val"
@@ -83,8 +85,11 @@ class Config:
     """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
-        counts = (self.rollouts, self.max_turns, self.max_reply_tokens, self.limit or 1, self.fits_budget or 1)
-        if min(counts) < 1 or 0 in (self.limit, self.fits_budget) or min(self.temperature, self.retries) < 0:
+        counts = (
+            *(self.rank, self.rollouts, self.max_turns, self.max_reply_tokens),
+            *(1 if count is None else count for count in (self.limit, self.fits_budget)),
+        )
+        if min(counts) < 1 or min(self.temperature, self.retries) < 0:
             raise UserError("counts start at 1, and --temperature and --retries are not negative")
         if self.player == "oracle" and self.checkpoint is not None:
             raise UserError("--player oracle plays without a model: leave --checkpoint out")
@@ -122,52 +127,64 @@ def main(config: Config) -> None:
     checkpoint = resolve_state(config.checkpoint) if config.checkpoint else None
     run = EvaluationRun.open(config.run_dir, config, checkpoint, resume=config.resume, overwrite=config.overwrite)
     if len(run.finished) < len(tasks) * config.rollouts:
-        with seat(config, tasks, run, checkpoint) as (policy, template, playing, check_alive):
+        plays_model = config.player == "model"
+        with model_seat(config, run, checkpoint) if plays_model else nullcontext(oracle_seat(config, tasks)) as seat:
             play(
                 tasks,
                 config.rollouts,
-                policy,
-                template,
-                playing,
+                seat.policy,
+                seat.template,
+                seat.playing,
                 step=0,
                 label="evaluating",
                 on_episode=run.add,
-                check_alive=check_alive,
+                check_alive=seat.check_alive,
                 finished=run.finished,
             )
-    console = Console()
     evaluation = run.close()
-    print_tables(tables(scope([evaluation])), console)
+    print_tables(tables(scope([evaluation])), Console())
     if evaluation.broken:
-        console.print(f"{len(evaluation.broken)} episodes broke with the server: play them again with --resume")
+        raise ServerError(f"{len(evaluation.broken)} episodes broke with the server and are in no rate above")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who plays: what samples, the tokens of a chat with it, how it plays, and what raises once its server is gone."""
+
+    policy: Policy
+    template: ChatTemplate
+    playing: PlayConfig
+    check_alive: Callable[[], None] = lambda: None
+
+
+def oracle_seat(config: Config, tasks: Sequence[Task]) -> Seat:
+    tokenizer = load_tokenizer(config.backend.tokenizer or str(TINY_MODEL))
+    template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
+    client = PlayerClient(oracle, template, tasks, config.max_turns)
+    context_length = config.backend.context_length or sys.maxsize
+    return Seat(Policy(client, version=0), template, play_config(config, context_length, turns_in_flight=None))
 
 
 @contextmanager
-def seat(
-    config: Config, tasks: Sequence[Task], run: EvaluationRun, checkpoint: SavedState | None
-) -> Iterator[tuple[Policy, ChatTemplate, PlayConfig, Callable[[], None]]]:
-    """Who plays, the tokens of a chat with them, how they play, and what raises once they are gone."""
-    playing = PlayConfig(
+def model_seat(config: Config, run: EvaluationRun, checkpoint: SavedState | None) -> Iterator[Seat]:
+    with connect(config.backend, config.run_dir, rank=config.rank, init=checkpoint) as backend:
+        run.record_server(backend.server, checkpoint)
+        model = backend.adapter(config.rank, seed=0)  # an untrained one changes nothing
+        policy = Policy(backend.sampling_client(model), version=0)
+        playing = play_config(config, backend.context_length, backend.turns_in_flight)
+        yield Seat(policy, backend.template, playing, backend.check_alive)
+
+
+def play_config(config: Config, context_length: int, turns_in_flight: int | None) -> PlayConfig:
+    return PlayConfig(
         max_turns=config.max_turns,
         max_reply_tokens=config.max_reply_tokens,
         temperature=config.temperature,
-        context_length=config.backend.context_length or sys.maxsize,
+        context_length=context_length,
+        turns_in_flight=turns_in_flight,
         seed=config.seed,
         retries=config.retries,
     )
-    if config.player == "oracle":
-        tokenizer = load_tokenizer(config.backend.tokenizer or str(TINY_MODEL))
-        template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
-        client = PlayerClient(oracle, template, tasks, config.max_turns)
-        yield Policy(client, version=0), template, playing, lambda: None
-        return
-    with connect(config.backend, config.run_dir, init=checkpoint) as backend:
-        run.record_server(backend.server, checkpoint)
-        model = backend.adapter(rank=32, seed=0)  # an untrained one changes nothing
-        template = backend.template
-        policy = Policy(backend.sampling_client(model), version=0)
-        playing = replace(playing, context_length=backend.context_length, turns_in_flight=backend.turns_in_flight)
-        yield policy, template, playing, backend.check_alive
 
 
 def report(config: ReportConfig) -> None:

@@ -17,7 +17,7 @@ done
 out=${OUT:-runs/post-$config}
 python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || { echo "error: the client is not installed: run server/install_skyrl.sh" >&2; exit 2; }
-"$python" -m server "$config" --check
+[ -n "${URL:-}" ] || "$python" -m server "$config" --check
 mkdir -p "$out/done"
 
 field() { "$python" -c 'import json, sys; print(json.loads(open(f"server/configs/{sys.argv[1]}.json").read())[sys.argv[2]])' "$config" "$1"; }
@@ -77,10 +77,11 @@ sft_grpo() {
 
 evaluate() { # the base model and those that have been trained: 60 medium tasks and all 136 hard ones, 150 turns each
   local model checkpoint
+  local -A made_by=([sft_round1]=round1 [grpo]=grpo [sft]=round2 [sft_grpo]=sft_grpo)
   for model in base sft_round1 grpo sft sft_grpo; do
     checkpoint=()
     if [ $model != base ]; then
-      [ -e "$out/$model/checkpoints.jsonl" ] || continue
+      [ -e "$out/done/${made_by[$model]}" ] || continue
       checkpoint=(--checkpoint "$out/$model")
     fi
     step "evaluate-$model-medium" "$python" evaluate.py "${play[@]}" "${checkpoint[@]}" --difficulty medium --limit 60 \

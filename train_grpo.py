@@ -9,8 +9,8 @@ A step takes the `groups` next tasks of the plan, each played `group_size` times
 of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/scheduler.py).
 How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
 - the advantage is the reward minus the group's mean, not divided by the standard deviation (Dr. GRPO, Liu et al. 2025);
-- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (Dr. GRPO). Groups
-  without signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes of the step;
+- the loss is the mean over all action tokens of the step, not the mean of the episodes' means (DAPO, Yu et al. 2025).
+  Groups without signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes of the step;
 - a step in which no group has a signal makes no optimizer step: Adam would move on its momentum alone;
 - no KL term to a reference policy, and one optimizer step a batch, so that clipping acts on stale turns only;
 - the importance ratio is between the trainer and the policy that sampled the token, by the sampler's own logprobs; an
@@ -140,13 +140,13 @@ class Config:
 AdvantageFunction = Callable[[Rewards, Advantage], list[list[float]]]
 
 
-def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
-    """Train. Experiments, such as benchmarks/learning.py, give other `advantages`."""
+def main(config: Config, advantages_of: AdvantageFunction = advantages) -> None:
+    """Train. Experiments, such as benchmarks/learning.py, give other advantages."""
     difficulty = config.difficulty or (None if config.depths else "medium")
     tasks = select_tasks("train", difficulty, config.depths, limit=config.limit, fits_budget=config.fits_budget)
+    max_groups = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else None
     if config.dry_run:
-        per_step = (config.max_groups or 4 * config.groups) if config.dynamic_sampling else config.groups
-        factors = {"steps": config.steps, "groups": per_step, "episodes": config.group_size}
+        factors = {"steps": config.steps, "groups": max_groups or config.groups, "episodes": config.group_size}
         print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
         return
     start = resolve_start(config.run_dir, resume=config.resume, init=config.init)
@@ -170,7 +170,7 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
         connect(config.backend, config.run_dir, rank=config.rank, init=start) as backend,
     ):
         run.record_server(backend.server)
-        if config.loss == "cispo" and backend.loss_reduction == "token_sum":
+        if config.loss == "cispo" and backend.server.get("skyrl") and backend.loss_reduction == "token_sum":
             raise UserError("SkyRL's GPU backends refuse cispo's clip range from a client: take --loss ppo")
         template = backend.template
         playing = PlayConfig(
@@ -194,8 +194,8 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
             group_size=config.group_size,
             max_staleness=config.max_staleness,
             in_play=config.groups_in_play or 2 * config.groups,
-            max_groups=(config.max_groups or 4 * config.groups) if config.dynamic_sampling else None,
-            shared_weights=backend.loss_reduction == "sequence_mean",  # SkyRL's JAX backend
+            max_groups=max_groups,
+            shared_weights=backend.shares_weights,
             steps_done=done,
             groups_done=int(history[-1]["plan/groups"]) if history else 0,
             check_alive=backend.check_alive,
@@ -207,7 +207,7 @@ def main(config: Config, advantages: AdvantageFunction = advantages) -> None:
                 groups = rollouts.next_step()
                 received = time.monotonic()
                 metrics = train_on(
-                    groups, rollouts, backend=backend, trainer=trainer, config=config, advantages=advantages
+                    groups, rollouts, backend=backend, trainer=trainer, config=config, advantages_of=advantages_of
                 )
                 ended = time.monotonic()
                 metrics |= {
@@ -239,7 +239,7 @@ def train_on(
     backend: Backend,
     trainer: tinker.TrainingClient,
     config: Config,
-    advantages: AdvantageFunction,
+    advantages_of: AdvantageFunction,
 ) -> dict[str, float]:
     """One optimizer step on the episodes of `groups`, from then on sampled from; none if no group has a signal."""
     played = [[episode for episode in group if episode.end != "broken"] for group in groups]
@@ -247,7 +247,7 @@ def train_on(
     metrics = episode_metrics([episode for group in groups for episode in group], rollouts.policy.version)
     metrics |= group_metrics(rewards)
     episodes = [episode for group in played for episode in group]
-    worth = [advantage for group in advantages(rewards, config.advantage) for advantage in group]
+    worth = [advantage for group in advantages_of(rewards, config.advantage) for advantage in group]
     for episode, advantage in zip(episodes, worth, strict=True):
         episode.advantage = advantage
     loss = PolicyLoss(config.loss, config.clip_low, config.clip_high)

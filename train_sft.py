@@ -26,7 +26,7 @@ from tinker_client.backend import Backend
 from tinker_client.chat import Conversation
 from tinker_client.checkpoints import commit
 from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import supervised_batch
+from tinker_client.datums import check_form, supervised_batch
 from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.dry_run import print_supervised
 from tinker_client.errors import UserError, exit_on_user_error
@@ -128,7 +128,9 @@ def main(config: Config) -> None:
             # Submitted back to back: the server goes from one to the other without waiting for us.
             forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
             optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
-            logprobs = batch.action_logprobs(backend.result(forward_backward, "the gradients"))
+            output = backend.result(forward_backward, "the gradients")
+            check_form(output, backend.loss_reduction)
+            logprobs = batch.action_logprobs(output)
             metrics = {
                 "epoch": epoch,
                 "loss/train": action_nll(logprobs),

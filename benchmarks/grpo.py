@@ -151,7 +151,7 @@ def steps(steps: int = 14, groups: int = 8, group_size: int = 4, turn_s: float =
                 save_every=steps,
             )
             with patch("train_grpo.Rollouts", shared_rollouts) if shared else nullcontext():
-                train_grpo.main(config, advantages=alternating)
+                train_grpo.main(config, advantages_of=alternating)
             rows = read_rows(config.run_dir / "metrics.jsonl")[steps // 4 : -steps // 4]
             step, wait, train, turns, stale = (
                 fmean(row[metric] for row in rows)

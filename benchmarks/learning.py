@@ -77,7 +77,7 @@ def main(config: Config) -> None:
         name = f"sign_{sign:+d}"
         run_dir = config.run_dir / name
         train(config, run_dir, sign)
-        after = evaluated(config, f"after_{name}", str(run_dir))
+        after = evaluated(config, f"after_{name}_{config.steps}", str(run_dir))
         success = measure(after, tasks, config.max_turns, k=1).success
         change = compare(before, after, tasks, config.max_turns).difference
         updates = sum("tokens/trained" in row for row in read_rows(run_dir / "metrics.jsonl"))
@@ -105,7 +105,7 @@ def train(config: Config, run_dir: Path, sign: int) -> None:
             seed=config.seed,
             resume=True,
         ),
-        advantages=partial(signed, sign),
+        advantages_of=partial(signed, sign),
     )
 
 

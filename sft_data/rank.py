@@ -46,10 +46,14 @@ class Config:
     """Chooses the tasks."""
     batch_size: int = 8
     """Demonstrations sent at once."""
+    rank: int = 32
+    """LoRA rank of the untrained adapter that is asked. SkyRL's GPU backends allow one rank a server."""
 
     def __post_init__(self) -> None:
-        if self.count < 2 or self.batch_size < 1 or len(set(self.wordings)) < max(2, len(self.wordings)):
-            raise DataError("--count starts at 2, --batch-size at 1, and --wordings are at least two different ones")
+        if self.count < 2 or min(self.batch_size, self.rank) < 1:
+            raise DataError("--count starts at 2, --batch-size and --rank at 1")
+        if len(set(self.wordings)) < max(2, len(self.wordings)):
+            raise DataError("--wordings are at least two different ones")
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,10 @@ def main(config: Config) -> None:
     demonstrations = candidates(config)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        connect(config.backend, Path(scratch)) as backend,
+        connect(config.backend, Path(scratch), rank=config.rank) as backend,
         Progress(transient=True, disable=not Console().is_terminal) as progress,
     ):
-        base = backend.new_training_client(rank=32, seed=0)  # an untrained adapter changes nothing
+        base = backend.new_training_client(config.rank, seed=0)  # an untrained adapter changes nothing
         bar = progress.add_task("predicting", total=config.count * len(config.wordings))
 
         def predict(conversations: Sequence[Conversation]) -> list[float]:

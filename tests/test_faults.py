@@ -20,7 +20,7 @@ def train(url: str, path: Path, **flags: object) -> str:
     backend = BackendConfig(base_url=url, tokenizer=str(TINY_MODEL))
     play = {"depths": (4,), "groups": 1, "group_size": 3, "max_turns": 3, "max_staleness": 1, "save_every": 1}
     config = train_grpo.Config(run_dir=path, backend=backend, steps=STEPS, **play, **flags)
-    train_grpo.main(config, advantages=lambda groups, kind: [[1.0, -0.5, -0.5][: len(group)] for group in groups])
+    train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5, -0.5][: len(group)] for group in groups])
     return read_rows(path / "checkpoints.jsonl")[-1]["state_path"]
 
 

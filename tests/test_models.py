@@ -76,13 +76,14 @@ def test_smollm2_starts_samples_stops_and_takes_a_training_step(tmp_path):
     with connect(BackendConfig(model="smollm2"), tmp_path, rank=8) as backend:
         trainer = backend.new_training_client(rank=8, seed=0)
         chat = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
-        text = backend.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompt = tinker.ModelInput.from_ints(backend.tokenizer.encode(text, add_special_tokens=False))
-        params = tinker.SamplingParams(max_tokens=32, temperature=0.0, seed=0, stop=backend.stop_token_ids)
+        tokenizer = backend.template.tokenizer
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        prompt = tinker.ModelInput.from_ints(tokenizer.encode(text, add_special_tokens=False))
+        params = tinker.SamplingParams(max_tokens=32, temperature=0.0, seed=0, stop=backend.template.stop_token_ids)
         sampler = backend.sampling_client(trainer)
         (reply,) = sampler.sample(prompt, num_samples=1, sampling_params=params).result(600).sequences
-        assert backend.tokenizer.decode(reply.tokens).endswith("<|im_end|>")
-        assert "Paris" in backend.tokenizer.decode(reply.tokens)
+        assert tokenizer.decode(reply.tokens).endswith("<|im_end|>")
+        assert "Paris" in tokenizer.decode(reply.tokens)
 
         targets = prompt.to_ints()[1:] + reply.tokens[:1]
         datum = tinker.Datum(

@@ -59,7 +59,7 @@ def train(request, serves, demonstrations) -> Train:
             play = {"depths": (4,), "groups": 1, "group_size": 2, "max_turns": 3, "track": None}
             ahead = 0 if request.param == "grpo" else 2
             config = train_grpo.Config(**{"steps": STEPS + 1, **play, "max_staleness": ahead, **flags})
-            train_grpo.main(config, advantages=lambda groups, kind: [[1.0, -0.5] for _ in groups])
+            train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5] for _ in groups])
         return service.states[read_rows(path / "checkpoints.jsonl")[-1]["state_path"]]
 
     return run
@@ -205,7 +205,7 @@ def test_more_steps_go_on_and_other_flags_do_not(serves, tmp_path: Path):
         backend = BackendConfig(base_url=serves[1], tokenizer=str(TINY_MODEL))
         play = {"depths": (4,), "groups": 1, "group_size": 2, "max_turns": 3, "max_staleness": 1}
         config = train_grpo.Config(run_dir=tmp_path, backend=backend, steps=steps, **{**play, **flags})
-        train_grpo.main(config, advantages=lambda groups, kind: [[1.0, -0.5] for _ in groups])
+        train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5] for _ in groups])
 
     run(1)
     run(3, resume=True, save_every=1)

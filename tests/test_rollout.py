@@ -18,10 +18,11 @@ from textcraft import Episode, Task, load_tasks
 from tinker_client import progress, rollout
 from tinker_client.chat import ChatTemplate, Conversation
 from tinker_client.errors import ServerError
-from tinker_client.metrics import episode_metrics, repeats
+from tinker_client.metrics import episode_metrics
 from tinker_client.models import TINY_MODEL, stop_token_ids
 from tinker_client.progress import Bar
 from tinker_client.records import EpisodeRecord, TurnRecord
+from tinker_client.repeats import repeated
 from tinker_client.rollout import PlayConfig, Policy, turn_seed
 
 TASKS = load_tasks("train", "easy", [2])[:3]
@@ -221,9 +222,10 @@ def test_a_call_is_repeated_whatever_text_and_spaces_stand_around_it():
         '<tool>craft({"a":1}, ("b", 1))</tool> so',
         "<tool>finish()</tool>",
     ]
-    assert repeats([turn(call) for call in calls]) == 1
-    assert repeats([turn("no call"), turn("no call"), turn("another text")]) == 1
-    assert repeats([]) == 0
+    assert repeated(calls) == [False, True, False]
+    two = ['<tool>craft({"a": 1, "b": 2}, ("c", 1))</tool>', '<tool>craft({"b": 2, "a": 1}, ("c", 1))</tool>']
+    assert repeated(two) == [False, True]
+    assert repeated(["no call", "no call", "another text"]) == [False, True, False]
 
 
 def test_metrics_of_episodes_count_turns_ends_and_staleness(template):

@@ -84,7 +84,7 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
     config = train_sft.Config(data=demonstrations, run_dir=tmp_path, batch_size=4, held_out=4)
     with connect(BackendConfig(), tmp_path, init=resolve_state(str(sft_run))) as backend:
         chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
-        template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+        template = backend.template
         held_out = tokenize(chats, template, backend.context_length)[: config.held_out]
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
@@ -192,7 +192,7 @@ def test_a_step_without_a_signal_makes_no_optimizer_step_and_says_so(backend: Ba
 def test_sampled_logprobs_are_the_trainers_before_an_update_and_after_it(
     backend: Backend, adapter: tinker.TrainingClient
 ):
-    template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+    template = backend.template
     playing = PlayConfig(max_turns=3, max_reply_tokens=32, temperature=1.0, context_length=2048, seed=0)
     tasks = load_tasks("train", "easy")[:4]
 
@@ -271,7 +271,7 @@ class Recorder:
 
 
 def test_the_actions_of_an_episode_are_the_tokens_that_the_server_sampled(backend: Backend, adapter):
-    template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
+    template = backend.template
     policy = sync_policy(backend, adapter, version=0)
     recorder = Recorder(policy.client)
     playing = PlayConfig(max_turns=3, max_reply_tokens=16, temperature=1.0, context_length=2048, seed=0)

@@ -12,6 +12,7 @@ import pytest
 import tinker
 
 import train_grpo
+from tinker_client import connect
 from tinker_client.connect import BackendConfig
 from tinker_client.errors import UserError
 from tinker_client.jsonl import read_rows
@@ -56,7 +57,7 @@ def everything(groups, kind):
 
 @pytest.mark.parametrize("loss", ["ppo", "importance_sampling"])
 def test_every_step_trains_on_all_that_was_sampled_within_the_bound(url, loss, tmp_path):
-    train_grpo.main(config(url, tmp_path / "run", loss=loss), advantages=everything)
+    train_grpo.main(config(url, tmp_path / "run", loss=loss), advantages_of=everything)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
@@ -76,14 +77,14 @@ def test_hosted_tinker_wants_a_key_and_gets_no_weights_with_a_policy_loss(url, t
     monkeypatch.setenv("TINKER_BASE_URL", url)  # where the SDK looks instead of the hosted service
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(UserError, match="TINKER_API_KEY"):
-        train_grpo.main(hosted, advantages=everything)
+        train_grpo.main(hosted, advantages_of=everything)
     monkeypatch.setenv("TINKER_API_KEY", "tml-a-key")
     sent = []
     send = tinker.TrainingClient.forward_backward
     monkeypatch.setattr(
         tinker.TrainingClient, "forward_backward", lambda *arguments: sent.append(arguments[1:]) or send(*arguments)
     )
-    train_grpo.main(replace(hosted, overwrite=True), advantages=everything)
+    train_grpo.main(replace(hosted, overwrite=True), advantages_of=everything)
     (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert row["optim/grad_norm"] == 1
     ((datums, loss, clip),) = sent
@@ -108,10 +109,11 @@ def test_dynamic_sampling_plays_up_to_its_bound_and_counts_all_of_it(url, tmp_pa
 
 def test_a_wrong_loss_reduction_ends_the_run_at_the_first_answer(url, tmp_path):
     with pytest.raises(UserError, match="--loss-reduction token_sum"):
-        train_grpo.main(config(url, tmp_path / "run", reduction="sequence_mean"), advantages=everything)
+        train_grpo.main(config(url, tmp_path / "run", reduction="sequence_mean"), advantages_of=everything)
     assert read_rows(tmp_path / "run" / "metrics.jsonl") == []
 
 
-def test_cispo_is_refused_where_the_server_would_not_take_its_clip_range(url, tmp_path):
+def test_cispo_is_refused_where_the_server_would_not_take_its_clip_range(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(connect, "is_skyrl", lambda url, timeout: True)
     with pytest.raises(UserError, match="take --loss ppo"):
         train_grpo.main(config(url, tmp_path / "run", loss="cispo"))

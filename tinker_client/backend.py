@@ -15,7 +15,6 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinker_client.chat import ChatTemplate
 from tinker_client.errors import ServerError, UserError
-from tinker_client.models import Tokenizer
 from tinker_client.server import LocalServer
 from tinker_client.waiting import STEP_TIMEOUT_S, Request, wait
 
@@ -25,6 +24,10 @@ LossReduction = Literal["token_sum", "sequence_mean"]
 CALL_SECONDS = 1800.0
 # A server forgets an adapter or deletes a state at once, but only after the work that it has already accepted.
 RELEASE_SECONDS = 60.0
+# How long a server without a free place for an adapter is asked again: it forgets a dead script's in two minutes.
+FULL_SECONDS = 180.0
+ASK_AGAIN_SECONDS = 2.0
+SKYRL_FULL = "Maximum number of LoRA adapters"
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,9 @@ class Backend:
     service: tinker.ServiceClient
     model: str
     """What the server calls the base model."""
-    tokenizer: Tokenizer
     loss_reduction: LossReduction
     context_length: int
     turns_in_flight: int | None
-    stop_token_ids: list[int]
     template: ChatTemplate
     server: dict[str, Any]
     """What config.json records about the server."""
@@ -49,6 +50,14 @@ class Backend:
     """Raises ServerError if the server is gone. The SDK itself would wait for ever."""
     adapters: list[tinker.TrainingClient] = field(default_factory=list, repr=False)
     """The adapters that were made and not released yet."""
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the sampler reads the weights in training themselves, so that no turn may be in flight in an update.
+
+        SkyRL's JAX backend does, which its way to reduce a loss gives away.
+        """
+        return self.loss_reduction == "sequence_mean"
 
     def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
         """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
@@ -61,12 +70,10 @@ class Backend:
 
         The local server holds one adapter at a time: `release` the one before.
         """
-        adapter = self._call(
+        return self._adapter(
             "creating an adapter",
             lambda: self.service.create_lora_training_client(base_model=self.model, rank=rank, seed=seed),
         )
-        self.adapters.append(adapter)
-        return adapter
 
     def training_client_from(self, state_path: str, with_optimizer: bool) -> tinker.TrainingClient:
         """A new adapter with the weights, and if asked the Adam state, of a training state.
@@ -79,15 +86,27 @@ class Backend:
             else self.service.create_training_client_from_state
         )
         try:
-            adapter = self._call("loading a state", lambda: create(state_path))
+            return self._adapter("loading a state", lambda: create(state_path))
         except ServerError as error:
             if not isinstance(error.__cause__, tinker.NotFoundError):
                 raise
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
-        self.adapters.append(adapter)
-        return adapter
+
+    def _adapter(self, what: str, create: Callable[[], tinker.TrainingClient]) -> tinker.TrainingClient:
+        """A new adapter, as soon as the server has a place for it: a killed script's keeps its own until a time-out."""
+        deadline = time.monotonic() + FULL_SECONDS
+        while True:
+            try:
+                adapter = self._call(what, create)
+            except ServerError as error:
+                if SKYRL_FULL not in str(error) or time.monotonic() > deadline:
+                    raise
+            else:
+                self.adapters.append(adapter)
+                return adapter
+            time.sleep(ASK_AGAIN_SECONDS)
 
     def sampling_client(self, training_client: tinker.TrainingClient) -> tinker.SamplingClient:
         """A client that samples from the adapter's present weights.
@@ -97,13 +116,6 @@ class Backend:
         if self.local is not None:
             self.local.delete_old_sampler_weights(training_client.model_id)
         return self._call("saving weights for sampling", training_client.save_weights_and_get_sampling_client)
-
-    def base_sampling_client(self) -> tinker.SamplingClient:
-        """A client that samples from the base model.
-
-        Not for SkyRL on GPUs, whose engines start with the first adapter: sample from a fresh one there.
-        """
-        return self._call("opening the base model", lambda: self.service.create_sampling_client(base_model=self.model))
 
     def save_state(self, training_client: tinker.TrainingClient, name: str) -> str:
         """Save weights and Adam state; returns the state path, for `RunDir.log_checkpoint`.

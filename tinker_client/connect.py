@@ -54,7 +54,8 @@ class BackendConfig:
     conversation, and all count towards --max-reply-tokens."""
 
     context_length: int | None = None
-    """Longest sequence in tokens. Default: the model's own, with --base-url at most 65,536."""
+    """Longest sequence in tokens. Default: the model's own, where the server names it or its folder is on this machine;
+    else 65,536."""
 
     turns_in_flight: int | None = None
     """Turns that the server is asked for at once. Default: two batches (32) for the local server, with --base-url no
@@ -87,7 +88,7 @@ def connect(
             yield backend
     else:
         backend = _remote(config, init)
-        pulse = Pulse(config.base_url) if config.base_url is not None else None  # hosted Tinker looks after itself
+        pulse = Pulse(backend.server["url"]) if config.base_url is not None else None  # hosted Tinker needs none
         with pulse or nullcontext():
             if pulse is not None:
                 backend = replace(backend, check_alive=pulse.check_alive)
@@ -119,19 +120,16 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
     with LocalServer(directory, model_dir, max_rank=rank) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
-        stop = models.stop_token_ids(tokenizer)
-        template = _chat_template(tokenizer, stop, config.thinking)
+        template = _chat_template(tokenizer, config.thinking)
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
         try:
             yield Backend(
                 service=service,
                 model=str(server.model_dir),
-                tokenizer=tokenizer,
                 loss_reduction=config.loss_reduction or "sequence_mean",
                 context_length=config.context_length or models.context_length(model_dir),
                 turns_in_flight=config.turns_in_flight or 2 * SAMPLE_BATCH,
-                stop_token_ids=stop,
                 template=template,
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
@@ -161,16 +159,13 @@ def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
         raise UserError(f"{name} refused the connection ({error}): check TINKER_API_KEY") from error
     model = _choose_model(config.model, [name for name in known if name])
     tokenizer = models.load_tokenizer(config.tokenizer or model)
-    stop = models.stop_token_ids(tokenizer)
     return Backend(
         service=service,
         model=model,
-        tokenizer=tokenizer,
         loss_reduction=config.loss_reduction or "token_sum",
-        context_length=config.context_length or known[model] or REMOTE_CONTEXT_LENGTH,
+        context_length=config.context_length or known[model] or _own_context_length(model) or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
-        stop_token_ids=stop,
-        template=_chat_template(tokenizer, stop, config.thinking),
+        template=_chat_template(tokenizer, config.thinking),
         server={"kind": "remote", "skyrl": skyrl, "model": model, "url": name},
         init_state_path=init.state_path if init else None,
     )
@@ -187,11 +182,17 @@ def _answering(base_url: str) -> str:
     return base_url
 
 
-def _chat_template(tokenizer: Tokenizer, stop_token_ids: list[int], thinking: bool) -> ChatTemplate:
-    template = ChatTemplate(tokenizer, stop_token_ids, thinking=thinking)
+def _chat_template(tokenizer: Tokenizer, thinking: bool) -> ChatTemplate:
+    template = ChatTemplate(tokenizer, models.stop_token_ids(tokenizer), thinking=thinking)
     if difference := template.difference():
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
     return template
+
+
+def _own_context_length(model: str) -> int | None:
+    """What the folder of a model says, if that is what the server calls it: SkyRL names no length."""
+    folder = Path(model)
+    return models.context_length(folder) if (folder / "config.json").exists() else None
 
 
 def _choose_model(wanted: str | None, known: list[str]) -> str:

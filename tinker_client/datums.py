@@ -163,24 +163,16 @@ def check_reduction(
 ) -> None:
     """Compare the answer to a policy loss with what `reduction` promises; raises UserError where they contradict.
 
-    What answers tell (SkyRL 0.4.0, Tinker's documentation):
-    JAX reports no metrics and each token's loss (`elementwise_loss`), but nothing that it has reduced. So it is known
-    by this form alone; that it divides by N and L_i was read in its source and is tested against its gradients.
-    SkyRL's GPU backends report `pg_loss:sum` and hosted Tinker `loss:sum`, the reduced loss itself. It is compared with
-    the token sum computed here from the returned logprobs. The comparison is coarse, a factor of 3, because a call
-    that the SDK cuts in n pieces can report n times the loss (SkyRL gives every piece the loss of all of them);
-    a mean of means is further off than that, by a factor of the length of an episode. Where the terms cancel to almost
-    nothing there is nothing to compare.
-    Neither form: another server, and nothing is known. The gradient norm tells nothing without one to compare with.
+    Beyond what `check_form` does: SkyRL's GPU backends and hosted Tinker report the reduced loss itself, which is
+    compared with the token sum computed here from the returned logprobs. The comparison is coarse, a factor of 3,
+    because a call that the SDK cuts in n pieces can report n times the loss (SkyRL gives every piece the loss of all of
+    them); a mean of means is further off than that, by a factor of the length of an episode. Where the terms cancel to
+    almost nothing there is nothing to compare. The gradient norm tells nothing without one to compare with.
     """
-    metrics = output.metrics or {}
-    reported = next((metrics[name] for name in ("pg_loss:sum", "loss:sum") if name in metrics), None)
+    check_form(output, reduction)
+    reported = _reported_sum(output)
     if reported is None:
-        if not metrics and "elementwise_loss" in output.loss_fn_outputs[0] and reduction != "sequence_mean":
-            raise UserError("the server answers like SkyRL's JAX backend: give --loss-reduction sequence_mean")
         return
-    if reduction != "token_sum":
-        raise UserError("the server reports a sum over tokens, as JAX does not: give --loss-reduction token_sum")
     trainer, advantage = np.concatenate(batch.action_logprobs(output)), np.concatenate(batch.sent_advantages())
     terms = loss.objective(trainer - np.concatenate(batch.sampled_logprobs()), trainer, advantage)
     expected = -float(terms.sum(dtype=np.float64))
@@ -192,6 +184,26 @@ def check_reduction(
             f"the server reports a loss of {reported:.4g} where the sum over tokens is {expected:.4g}: it reduces in "
             "a way that --loss-reduction does not know"
         )
+
+
+def check_form(output: tinker.ForwardBackwardOutput, reduction: LossReduction) -> None:
+    """Raises UserError if the answer to any loss has the form of a server that reduces otherwise than `reduction`.
+
+    What answers tell (SkyRL 0.4.0, Tinker's documentation): JAX reports no metrics and each token's loss
+    (`elementwise_loss`), but nothing that it has reduced. So it is known by this form alone; that it divides by N and
+    L_i was read in its source and is tested against its gradients. SkyRL's GPU backends report `pg_loss:sum` and hosted
+    Tinker `loss:sum`. Neither form: another server, and nothing is known.
+    """
+    if not output.metrics and "elementwise_loss" in output.loss_fn_outputs[0] and reduction != "sequence_mean":
+        raise UserError("the server answers like SkyRL's JAX backend: give --loss-reduction sequence_mean")
+    if _reported_sum(output) is not None and reduction != "token_sum":
+        raise UserError("the server reports a sum over tokens, as JAX does not: give --loss-reduction token_sum")
+
+
+def _reported_sum(output: tinker.ForwardBackwardOutput) -> float | None:
+    """The reduced policy loss, where a server reports it."""
+    metrics = output.metrics or {}
+    return next((metrics[name] for name in ("pg_loss:sum", "loss:sum") if name in metrics), None)
 
 
 def _scale(targets: int, datums: int, total: int, reduction: LossReduction) -> np.float32:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,28 @@ def read_demonstrations(path: Path) -> list[list[Message]]:
     Raises UserError, with the line, for what is not a demonstration or comes from the val split, which is for
     measuring only.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({error}): make it with `python -m sft_data --out {path}`") from error
-    if not lines:
-        raise UserError(f"{path} holds no demonstration: make it with `python -m sft_data --out {path}`")
     chats = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error})") from error
+    for number, row in read_lines(path):
         if problem := _problem(row):
             raise UserError(f"{path}, line {number}: {problem}")
         chats.append(row["messages"])
+    if not chats:
+        raise UserError(f"{path} holds no demonstration: make it with `python -m sft_data --out {path}`")
     return chats
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line of a JSONL file, from 1, and what it says. Raises UserError for what cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path} ({error}): make it with `python -m sft_data --out {path}`") from error
+    # Not splitlines: JSON may hold other line separators, such as U+2028, as they are.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], start=1):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error})") from error
 
 
 def tokenize(chats: Sequence[Sequence[Message]], template: ChatTemplate, context_length: int) -> list[Conversation]:

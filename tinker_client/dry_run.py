@@ -1,6 +1,5 @@
 """What a script would do, without doing it: `--dry-run`."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from textcraft import Task
 from textcraft.facts import ideal_run
 from tinker_client.chat import ChatTemplate, Message
 from tinker_client.connect import BackendConfig
-from tinker_client.demonstrations import tokenize
+from tinker_client.demonstrations import read_lines, tokenize
 from tinker_client.errors import UserError
 from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids
 
@@ -54,8 +53,7 @@ def print_supervised(
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("depth", "demonstrations"):
         table.add_column(header, justify="right")
-    rows = map(json.loads, data.read_text(encoding="utf-8").splitlines())
-    counts = Counter(str(row.get("depth", "unknown")) for row in rows)
+    counts = Counter(str(row.get("depth", "unknown")) for _, row in read_lines(data))
     for depth, count in sorted(counts.items()):
         table.add_row(depth, str(count))
     console.print(table)

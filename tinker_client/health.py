@@ -43,7 +43,7 @@ Finding = tuple[str, str] | None
 
 def no_mixed_groups(rows: Sequence[Row]) -> Finding:
     last = rows[-WINDOW:]
-    if len(last) < WINDOW or any(row.get("group/mixed", 1) for row in last):
+    if len(last) < WINDOW or any(row.get("group/mixed", 1) or "tokens/trained" in row for row in last):
         return None
     success = fmean(row.get("reward/mean", 0.0) for row in last)
     finding = f"no group of the last {WINDOW} steps had both outcomes, so nothing was learnt (reward {success:.2f})"

@@ -8,6 +8,7 @@ import tinker
 
 from tinker_client.datums import Batch, FloatArray, PolicyLoss
 from tinker_client.records import EpisodeRecord, TurnRecord
+from tinker_client.repeats import repeated
 
 ENDS = ("success", "wrong_finish", "out_of_turns", "out_of_context")
 
@@ -37,8 +38,8 @@ def episode_metrics(episodes: Sequence[EpisodeRecord], policy_version: int) -> d
         "reward/mean": sum(e.reward for e in played) * per_episode,
         "episode/turns": len(turns) * per_episode,
         "episode/failed_crafts": sum(map(len, failed_crafts)) * per_episode,
-        "episode/repeated_failed_crafts": sum(map(repeats, failed_crafts)) * per_episode,
-        "episode/repeated_share": sum(repeats(e.turns) for e in played) / max(len(turns), 1),
+        "episode/repeated_failed_crafts": sum(map(_repeats, failed_crafts)) * per_episode,
+        "episode/repeated_share": sum(_repeats(e.turns) for e in played) / max(len(turns), 1),
         "episode/invalid_turns": sum(turn.kind == "invalid" for turn in turns) * per_episode,
         "episode/cut_off_replies": sum(turn.cut_off for turn in turns) * per_episode,
         **{f"end/{end}": sum(e.end == end for e in played) * per_episode for end in ENDS},
@@ -52,15 +53,6 @@ def episode_metrics(episodes: Sequence[EpisodeRecord], policy_version: int) -> d
     for depth, same in groupby(by_depth, key=lambda e: e.task.depth):
         metrics[f"success/depth_{depth}"] = float(np.mean([e.end == "success" for e in same]))
     return metrics
-
-
-def repeats(turns: Sequence[TurnRecord]) -> int:
-    """How many of an episode's turns make a call that was made before in it; spaces and the text around it aside."""
-    return len(turns) - len({_call(turn.reply) for turn in turns})
-
-
-def _call(reply: str) -> str:
-    return "".join(reply.rpartition("<tool>")[2].partition("</tool>")[0].split())
 
 
 def policy_metrics(batch: Batch, loss: PolicyLoss, output: tinker.ForwardBackwardOutput) -> dict[str, float]:
@@ -88,3 +80,7 @@ def optimizer_metrics(output: tinker.OptimStepResponse) -> dict[str, float]:
     """What the server says about its optimizer step; SkyRL names the gradient norm, others may not."""
     grad_norm = (output.metrics or {}).get("skyrl.ai/grad_norm")
     return {} if grad_norm is None else {"optim/grad_norm": grad_norm}
+
+
+def _repeats(turns: Sequence[TurnRecord]) -> int:
+    return sum(repeated([turn.reply for turn in turns]))

@@ -75,7 +75,7 @@ def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) 
     first sampled from. One token is sampled at once, so that this cannot happen later, on top of further training.
     """
     client = backend.sampling_client(trainer)
-    prompt = tinker.ModelInput.from_ints(backend.stop_token_ids[:1])
+    prompt = tinker.ModelInput.from_ints(backend.template.stop_token_ids[:1])
     first = client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1))
     backend.result(first, "a first token of the new weights")
     return Policy(client, version)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from textcraft import Task, load_tasks, tools
+from textcraft import Task, load_tasks
 from textcraft.facts import ideal_run
 from textcraft.world import Split
 from tinker_client.errors import UserError
 from tinker_client.jsonl import read_rows
+from tinker_client.repeats import repeated
 from tinker_client.run_dir import read_config
 
 Row = Mapping[str, Any]
@@ -103,18 +104,9 @@ def played(row: Row) -> Played:
 
 def repeated_failed_crafts(row: Row) -> tuple[int, ...]:
     """The numbers of the turns, from 1, whose craft failed after the same call had failed before in the episode."""
-    seen: set[str] = set()
-    repeated = []
-    for number, turn in enumerate(row["turns"], start=1):
-        # The last call: thoughts before the answer may try others.
-        last = turn["reply"][turn["reply"].rfind("<tool>") :]
-        call = tools.parse(last) if turn["kind"] == "failed_craft" else None
-        if isinstance(call, tools.Craft):
-            key = repr((sorted(map(repr, call.ingredients.items())), tuple(call.target)))
-            if key in seen:
-                repeated.append(number)
-            seen.add(key)
-    return tuple(repeated)
+    failed = [(number, turn) for number, turn in enumerate(row["turns"], start=1) if turn["kind"] == "failed_craft"]
+    again = repeated([turn["reply"] for _, turn in failed])
+    return tuple(number for (number, _), is_repeated in zip(failed, again, strict=True) if is_repeated)
 
 
 def benchmark_task(task_id: str) -> Task | None:
