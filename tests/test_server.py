@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -112,6 +113,16 @@ def test_adapters_on_a_running_server_are_released_however_a_script_ends(backend
         raise ZeroDivisionError
     with connect(config, tmp_path) as remote:  # the server has room for one
         assert len(sample(remote.sampling_client(remote.new_training_client(rank=RANK, seed=0)))) == 4
+
+
+def test_a_full_server_is_asked_until_it_has_a_place(backend: Backend, tmp_path):
+    config = BackendConfig(base_url=backend.server["url"])
+    with connect(config, tmp_path) as first, connect(config, tmp_path) as second:
+        held = first.new_training_client(rank=RANK, seed=0)
+        release = threading.Timer(3.0, first.release, [held])
+        release.start()
+        assert second.new_training_client(rank=RANK, seed=1).model_id != held.model_id
+        release.join()
 
 
 def test_what_a_user_gets_wrong_about_a_running_server(backend: Backend, tmp_path, monkeypatch):
