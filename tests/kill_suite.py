@@ -4,10 +4,14 @@
     python -m tests.kill_suite --out /tmp/kills --kills 4 --server-kills 0 --faults
 
 Ends with `kills survived / tried`, and with exit status 1 unless all did. --out keeps every run directory.
+
+The moments. One kill in five comes at a random moment of the start (Python, the server, the model), three at a random
+one of the work that is left after it, as long as an undisturbed run took for that. Saving a state takes a fifth of a
+second, which random moments hardly ever hit: so one kill in five (of training runs) waits for the server's database
+to hold a request to save, and comes up to 0.3 s later, which is before, during or just after the save.
 """
 
 import itertools
-import json
 import random
 import shutil
 import signal
@@ -16,8 +20,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +33,15 @@ from rich.console import Console
 
 from tests.fault_proxy import KINDS, Kind, faulty
 from tinker_client.backend import BackendConfig, connect
-from tinker_client.chat import ChatTemplate
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
 from tinker_client.errors import EXIT_SERVER_ERROR, EXIT_USER_ERROR
 from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import read_rows, resolve_state
-from tinker_client.server import LocalServer
+from tinker_client.server import LocalServer, import_state
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PLAY = "--depths 2 --max-turns 4 --max-reply-tokens 24"
+PLAY = "--depths 2 --max-turns 3 --max-reply-tokens 16"
 GRPO = f"-m tests.coin_grpo {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2"
 SCRIPTS = {
     "sft": "train_sft.py --data {data} --rank 8 --epochs 2 --batch-size 4 --lr 1e-3 --save-every 2",
@@ -44,6 +49,20 @@ SCRIPTS = {
     "grpo_ahead": f"{GRPO} --max-staleness 2",
     "evaluate": f"evaluate.py {PLAY} --limit 12 --rollouts 4",
 }
+SERVER = ("skyrl.tinker.engine", "skyrl.tinker.api")
+AIMS = ("working", "saving", "working", "starting", "working")
+# What a request that is not answered yet says of the moment, the most telling first.
+MOMENTS = {
+    "SAVE_WEIGHTS": "saving",
+    "FORWARD_BACKWARD": "training",
+    "OPTIM_STEP": "training",
+    "SAVE_WEIGHTS_FOR_SAMPLER": "syncing",
+    "SAMPLE": "sampling",
+    "CREATE_MODEL": "loading",
+    "LOAD_WEIGHTS": "loading",
+}
+TOLERANCE = 1e-4  # between a loss or logprob of a run that was killed and of the undisturbed one
+DEADLINE_S = 600.0  # of one start; whoever runs longer hangs
 ATTEMPTS = 20  # of a run whose server misbehaves, before it counts as lost
 
 
@@ -56,10 +75,10 @@ class Config:
     kills: int = 30
     """SIGKILLs of scripts, dealt out in turn."""
     server_kills: int = 8
-    """SIGKILLs of their server's engine, dealt out in turn."""
+    """SIGKILLs of their server, of its engine and of its API in turn, dealt out likewise."""
     faults: tuple[Kind, ...] = KINDS[1:]
     """What a proxy does to 5 % of the requests of a synchronous GRPO run, one after the other."""
-    kills_a_run: int = 3
+    kills_a_run: int = 4
     """Kills of one run, at most."""
     seed: int = 0
     """Decides the moments."""
@@ -69,38 +88,55 @@ def main(config: Config) -> bool:
     """Whether all runs survived."""
     shutil.rmtree(config.out, ignore_errors=True)
     config.out.mkdir(parents=True)
-    suite = Suite(config.out, random.Random(config.seed), config.kills_a_run)
+    suite = Suite(config.out.resolve(), random.Random(config.seed), config.kills_a_run)
     suite.undisturbed()
-    for victim, count in (("script", config.kills), ("engine", config.server_kills)):
-        suite.kill_all(victim, count)
+    suite.kill_all("script", config.kills)
+    suite.kill_all("server", config.server_kills)
     for kind in config.faults:
         suite.misbehave(kind)
+    suite.compare_logprobs()
     suite.report()
     return suite.survived == suite.tried
 
 
 class Suite:
-    """The runs, and what became of them."""
+    """The runs, and what became of them.
+
+    startup_s, work_s: of an undisturbed run of each script, up to its first request and from there to its last file.
+    fine: the kills of each run that has passed its checks so far.
+    """
 
     def __init__(self, out: Path, rng: random.Random, kills_a_run: int) -> None:
         self.out, self.rng, self.kills_a_run = out, rng, kills_a_run
         self.console = Console(highlight=False, soft_wrap=True)
         self.data = out / "demonstrations.jsonl"
-        self.seconds: dict[str, float] = {}
+        self.began = time.monotonic()
+        self.startup_s: dict[str, float] = {}
+        self.work_s: dict[str, float] = {}
+        self.aims, self.victims = itertools.cycle(AIMS), itertools.cycle(SERVER)
         self.moments: Counter[str] = Counter()
-        self.survived = self.tried = 0
+        self.fine: dict[Path, int] = {}
+        self.tried = 0
+
+    @property
+    def survived(self) -> int:
+        return sum(self.fine.values())
 
     def undisturbed(self) -> None:
         """One run of each script, to compare with and to know how long it takes."""
         make = "-m sft_data --depths 2 --count 12 --recovery 0 --wording terse"
-        subprocess.run([sys.executable, *make.split(), "--out", self.data], cwd=REPOSITORY, check=True)
+        make_it = [sys.executable, *make.split(), "--out", self.data]
+        subprocess.run(make_it, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
         for name in SCRIPTS:
-            began = time.monotonic()
-            process = self.start(name, self.out / f"{name}_whole")
-            if process.wait() != 0:
-                sys.exit(f"the undisturbed run of {name} failed: see {self.out / f'{name}_whole.log'}")
-            self.seconds[name] = time.monotonic() - began
-            self.console.print(f"{name}: {self.seconds[name]:.0f} s undisturbed")
+            path, began = self.whole(name), time.time()
+            process, since = self.start(name, path), now()
+            wait_until(process, lambda path=path, since=since: moment(path, since) != "starting")
+            up = time.time()
+            if (status := ended(process)) != 0:
+                sys.exit(f"the undisturbed run of {name} failed ({status}): see {path}.log")
+            last = max(file.stat().st_mtime for file in path.iterdir() if file.is_file())
+            self.startup_s[name], self.work_s[name] = up - began, last - up
+            self.say(f"{name}: undisturbed, {up - began:.0f} s to start and {last - up:.0f} s of work")
 
     def start(self, name: str, path: Path, *flags: str) -> subprocess.Popen[bytes]:
         """The script, going on with what there is."""
@@ -110,129 +146,214 @@ class Suite:
 
     def kill_all(self, victim: str, count: int) -> None:
         """So many kills, of all scripts in turn, several a run."""
+        at_once = min(self.kills_a_run, -(-count // len(SCRIPTS)))
         for number, name in enumerate(itertools.cycle(SCRIPTS)):
             if count <= 0:
                 return
-            count -= self.survive(name, self.out / f"{number}_{name}_{victim}", victim, min(count, self.kills_a_run))
+            count -= self.survive(name, self.out / f"{number}_{name}_{victim}", victim, min(count, at_once))
 
     def survive(self, name: str, path: Path, victim: str, kills: int) -> int:
         """A run that is killed so often, goes on to its end and is then compared with the undisturbed one.
 
         Returns the kills, fewer if it ended before.
         """
-        killed = sum(self.kill(name, path, victim) for _ in range(kills))
-        status = self.start(name, path).wait()
-        problem = f"exit status {status}" if status else self.problem(name, path)
-        self.tried += killed
-        self.survived += 0 if problem else killed
-        self.console.print(f"{path.name}: {killed} kills, {problem or 'as if nothing had happened'}")
-        return killed
+        began = time.monotonic()
+        moments: list[str] = []
+        problems: list[str] = []
+        while len(moments) < kills and (killed := self.kill(name, path, victim, problems)):
+            moments.append(killed)
+        if status := ended(self.start(name, path)):
+            problems.append(f"exit status {status}")
+        problems = problems or self.problems(name, path)
+        self.moments.update(moments)
+        self.judge(path, len(moments), f"killed in {', '.join(moments) or 'no moment'}", problems, began)
+        return len(moments)
 
-    def kill(self, name: str, path: Path, victim: str) -> bool:
-        """Start the script and kill it, or the engine of its server, at a random moment of its time."""
-        process = self.start(name, path)
-        moment_s = time.monotonic() + self.rng.uniform(0, self.seconds[name])
-        while process.poll() is None and time.monotonic() < moment_s:
-            time.sleep(0.05)
-        victims = [process] if victim == "script" else engines_of(process)
-        if process.poll() is not None or not victims:
-            process.wait()
-            return False
-        self.moments[moment(path)] += 1
+    def kill(self, name: str, path: Path, victim: str, problems: list[str]) -> str | None:
+        """Start the script, kill it or its server and return in which moment; None if it reached its end before."""
+        process, since = self.start(name, path), now()
+        aim = next(self.aims)
+        if aim == "starting":
+            wait_until(process, seconds=self.rng.uniform(0, self.startup_s[name]))
+        else:
+            wait_until(process, lambda: moment(path, since) != "starting")
+            if aim == "saving" and name != "evaluate":
+                wait_until(process, lambda: moment(path, since) == "saving", every_s=0.005)
+                wait_until(process, seconds=self.rng.uniform(0, 0.3))
+            else:
+                wait_until(process, seconds=self.rng.uniform(0, self.share_left(name, path) * self.work_s[name]))
+        victims: list[psutil.Process | subprocess.Popen[bytes]] = [process]
+        if victim == "server":
+            module = next(self.victims)
+            wait_until(process, lambda: bool(parts_of(process, module)))
+            victims = [*parts_of(process, module)]
+        if process.poll() is not None:
+            return None
+        when = moment(path, since)
         for one in victims:
             one.send_signal(signal.SIGKILL)
-        status = process.wait()
-        if victim == "engine" and status not in (EXIT_SERVER_ERROR, EXIT_USER_ERROR):
-            self.console.print(f"{path.name}: exit status {status} after its server was killed")
-        return True
+        status = ended(process)
+        if victim == "server" and status not in (0, EXIT_SERVER_ERROR, EXIT_USER_ERROR):
+            problems.append(f"exit status {status} after {module} was killed in {when}")
+        return when
+
+    def share_left(self, name: str, path: Path) -> float:
+        """How much of its work a run still has to do."""
+        runs = (path, self.whole(name))
+        if name == "evaluate":
+            done, all_of_it = (len(read_rows(run / "episodes.jsonl")) for run in runs)
+        else:
+            done, all_of_it = (max([0, *steps_of(run, "checkpoints")]) for run in runs)
+        return 1 - done / all_of_it
+
+    def whole(self, name: str) -> Path:
+        """The undisturbed run."""
+        return self.out / f"{name}_whole"
 
     def misbehave(self, kind: Kind) -> None:
         """A GRPO run whose requests suffer from one kind of fault, started again until it is done."""
-        path = self.out / f"grpo_{kind}"
+        path, began = self.out / f"grpo_{kind}", time.monotonic()
         # A create_model whose answer is lost leaves an adapter behind, hence several places.
         with LocalServer(self.out / "server" / kind, TINY_MODEL, max_rank=32, adapters=8) as server:
             server.wait_until_ready()
             with faulty(server.base_url, [kind]) as proxy:
                 flags = ("--base-url", proxy.url, "--loss-reduction", "sequence_mean", "--turns-in-flight", "32")
-                starts = 1
-                while (status := self.start("grpo", path, *flags).wait()) != 0 and starts < ATTEMPTS:
+                starts, going_on = 1, (EXIT_SERVER_ERROR, EXIT_USER_ERROR)
+                while (status := ended(self.start("grpo", path, *flags))) in going_on and starts < ATTEMPTS:
                     starts += 1
-        problem = f"exit status {status}" if status else self.problem("grpo", path)
-        self.tried += 1
-        self.survived += not problem
-        faults = f"{proxy.faults.total()} of {proxy.requests} requests, {starts} starts"
-        self.console.print(f"{path.name}: {faults}, {problem or 'as if nothing had happened'}")
+        faults = f"{proxy.faults.total()} of {proxy.requests} requests in {starts} starts"
+        self.judge(path, 1, faults, [f"exit status {status}"] if status else self.problems("grpo", path), began)
 
-    def problem(self, name: str, path: Path) -> str | None:
+    def judge(self, path: Path, tried: int, what: str, problems: Sequence[str], began: float) -> None:
+        """Count what was tried, and say what became of it."""
+        self.tried += tried
+        if not problems:
+            self.fine[path] = tried
+        outcome = "; ".join(problems) or "as if nothing had happened"
+        self.say(f"{path.name}: {what}, {time.monotonic() - began:.0f} s: {outcome}")
+
+    def problems(self, name: str, path: Path) -> list[str]:
         """What differs from the undisturbed run."""
-        whole = self.out / f"{name}_whole"
+        runs = (path, self.whole(name))
         if name == "evaluate":
-            same = read_rows(path / "episodes.jsonl") == read_rows(whole / "episodes.jsonl")
-            return None if same else "other episodes"
-        steps = [[row["step"] for row in read_rows(run / "metrics.jsonl")] for run in (path, whole)]
+            episodes = [read_rows(run / "episodes.jsonl") for run in runs]
+            return [] if episodes[0] == episodes[1] else ["other episodes"]
+        steps = [steps_of(run, "metrics") for run in runs]
         if steps[0] != steps[1] or steps[0] != list(range(1, len(steps[0]) + 1)):
-            return f"steps {steps[0]}"
-        last = [read_rows(run / "checkpoints.jsonl")[-1]["step"] for run in (path, whole)]
+            return [f"steps {steps[0]}"]
+        last = [steps_of(run, "checkpoints")[-1] for run in runs]
         if last[0] != last[1]:
-            return f"the last saved step is {last[0]}"
-        if name == "sft":
-            difference = float(np.abs(self.logprobs(path) - self.logprobs(whole)).max())
-            return None if difference < 1e-4 else f"logprobs differ by {difference:.2g}"
-        return consumed_once(path)
+            return [f"the last saved step is {last[0]}"]
+        if name != "sft":
+            return consumed_once(path)
+        losses = [[row["loss/train"] for row in read_rows(run / "metrics.jsonl")] for run in runs]
+        return [] if np.allclose(*losses, rtol=0, atol=TOLERANCE) else [f"losses {losses[0]}"]
 
-    def logprobs(self, run: Path) -> np.ndarray:
-        """Of all demonstrations' replies under the last state of a run."""
-        with connect(BackendConfig(), self.out / "logprobs" / run.name, init=resolve_state(str(run))) as backend:
-            template = ChatTemplate(backend.tokenizer, backend.stop_token_ids)
-            conversations = tokenize(read_demonstrations(self.data), template, backend.context_length)
-            trainer = backend.adapter(rank=8, seed=0)
-            batch = supervised_batch(conversations, backend.loss_reduction)
-            future = trainer.forward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-            return np.concatenate(batch.action_logprobs(backend.result(future, "the logprobs")))
+    def compare_logprobs(self) -> None:
+        """Those of all demonstrations' replies under the last state of each SFT run and of the undisturbed one."""
+        whole = self.whole("sft")
+        killed = [run for run in self.fine if "sft" in run.name]
+        if not killed:
+            return
+        states = {run: resolve_state(str(run)).state_path for run in (whole, *killed)}
+        for run, state_path in states.items():
+            import_state(state_path, run / "server", self.out / "logprobs")
+        logprobs = {}
+        with LocalServer(self.out / "logprobs", TINY_MODEL, max_rank=8) as server:
+            server.wait_until_ready()
+            remote = BackendConfig(base_url=server.base_url, loss_reduction="sequence_mean")
+            with connect(remote, self.out / "logprobs") as backend:
+                conversations = tokenize(read_demonstrations(self.data), backend.template, backend.context_length)
+                batch = supervised_batch(conversations, backend.loss_reduction)
+                for run, state_path in states.items():
+                    trainer = backend.training_client_from(state_path, with_optimizer=False)
+                    output = trainer.forward(batch.datums, batch.loss_fn, batch.loss_fn_config)
+                    logprobs[run] = np.concatenate(batch.action_logprobs(backend.result(output, "the logprobs")))
+                    backend.release(trainer)
+        for run in killed:
+            difference = float(np.abs(logprobs[run] - logprobs[whole]).max())
+            self.say(f"{run.name}: its {len(logprobs[run])} logprobs differ by at most {difference:.2g}")
+            if difference >= TOLERANCE:
+                del self.fine[run]
 
     def report(self) -> None:
         """The last lines."""
-        self.console.print("moments: " + ", ".join(f"{moment} {n}" for moment, n in self.moments.most_common()))
-        self.console.print(f"kills survived / tried: {self.survived} / {self.tried}")
+        self.say("moments: " + ", ".join(f"{moment} {n}" for moment, n in self.moments.most_common()))
+        self.say(f"{time.monotonic() - self.began:.0f} s")
+        self.say(f"kills survived / tried: {self.survived} / {self.tried}")
+
+    def say(self, line: str) -> None:
+        self.console.print(line)
 
 
-def consumed_once(path: Path) -> str | None:
+def steps_of(path: Path, name: str) -> list[int]:
+    """The steps that a file of a run directory tells of."""
+    return [row["step"] for row in read_rows(path / f"{name}.jsonl")]
+
+
+def consumed_once(path: Path) -> list[str]:
     """What is wrong with the groups that the steps of a GRPO run have taken: each must be the next one of the plan."""
     groups = int(read_rows(path / "metrics.jsonl")[-1]["plan/groups"])
     plan = [(row["step"], row["group"], row["task_id"]) for row in read_rows(path / "plan.jsonl")][:groups]
     played = [row for file in sorted((path / "episodes").glob("*.jsonl")) for row in read_rows(file)]
     wanted = [(*group, episode) for group in plan for episode in range(4)]
     if [(row["step"], row["group"], row["task_id"], row["episode"]) for row in played] != wanted:
-        return "the episodes are not those of the plan"
+        return ["the episodes are not those of the plan"]
     if any(row["advantage"] is None and row["end"] != "broken" for row in played):
-        return "an episode was neither trained on nor dropped"
-    return None
+        return ["an episode was neither trained on nor dropped"]
+    return []
 
 
-def engines_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The engines of the servers that a process has started."""
-    engines = []
+def wait_until(
+    process: subprocess.Popen[bytes],
+    condition: Callable[[], bool] = lambda: False,
+    seconds: float = DEADLINE_S,
+    every_s: float = 0.05,
+) -> None:
+    """Wait until the condition holds, so many seconds have passed or the process has ended."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline and not condition():
+        time.sleep(min(every_s, max(0.0, deadline - time.monotonic())))
+
+
+def ended(process: subprocess.Popen[bytes]) -> int | str:
+    """The exit status of a process that is awaited; one that hangs is killed."""
+    try:
+        return process.wait(DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"none within {DEADLINE_S:.0f} s"
+
+
+def parts_of(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
+    """What a process has started, directly or not, as `python -m MODULE`."""
+    parts = []
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "skyrl.tinker.engine" in child.cmdline():
-                    engines.append(child)
-    return engines
+                if child.cmdline()[1:3] == ["-m", module]:
+                    parts.append(child)
+    return parts
 
 
-def moment(path: Path) -> str:
-    """What the run's server is asked for at this moment."""
+def now() -> str:
+    """The time as the server's database writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def moment(path: Path, since: str) -> str:
+    """What the run's server is asked for at this moment, by a script that was started then."""
     database = path / "server" / "tinker.db"
     try:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=1.0)) as connection:
-            rows = connection.execute("SELECT request_type FROM futures WHERE status = 'PENDING'").fetchall()
+            asked = set(connection.execute("SELECT request_type, status FROM futures WHERE created_at > ?", (since,)))
     except sqlite3.Error:
         return "starting"
-    asked = {json.dumps(row[0]).strip('"').lower() for row in rows}
-    for kind in ("save_weights", "forward_backward", "optim_step", "save_weights_for_sampler", "sample"):
-        if kind in asked:
-            return kind
-    return "between requests" if (path / "metrics.jsonl").exists() else "starting"
+    for kind, name in MOMENTS.items():
+        if (kind, "PENDING") in asked:
+            return name
+    return "between requests" if asked else "starting"
 
 
 if __name__ == "__main__":
