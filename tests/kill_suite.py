@@ -25,6 +25,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -41,7 +42,7 @@ from tinker_client.run_dir import read_rows, resolve_state
 from tinker_client.server import LocalServer, import_state
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PLAY = "--depths 2 --max-turns 3 --max-reply-tokens 16"
+PLAY = "--depths 2 --max-turns 2 --max-reply-tokens 16"
 GRPO = f"-m tests.coin_grpo {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2"
 SCRIPTS = {
     "sft": "train_sft.py --data {data} --rank 8 --epochs 2 --batch-size 4 --lr 1e-3 --save-every 2",
@@ -49,7 +50,7 @@ SCRIPTS = {
     "grpo_ahead": f"{GRPO} --max-staleness 2",
     "evaluate": f"evaluate.py {PLAY} --limit 12 --rollouts 4",
 }
-SERVER = ("skyrl.tinker.engine", "skyrl.tinker.api")
+Victim = Literal["script", "engine", "api"]
 AIMS = ("working", "saving", "working", "starting", "working")
 # What a request that is not answered yet says of the moment, the most telling first.
 MOMENTS = {
@@ -73,12 +74,12 @@ class Config:
     out: Path
     """Folder for the runs; what it holds is deleted."""
     kills: int = 30
-    """SIGKILLs of scripts, dealt out in turn."""
+    """SIGKILLs of scripts, dealt out to them in turn."""
     server_kills: int = 8
-    """SIGKILLs of their server, of its engine and of its API in turn, dealt out likewise."""
+    """SIGKILLs of their server, of its engine and of its API in turn, dealt out among those of the scripts."""
     faults: tuple[Kind, ...] = KINDS[1:]
     """What a proxy does to 5 % of the requests of a synchronous GRPO run, one after the other."""
-    kills_a_run: int = 4
+    kills_a_run: int = 5
     """Kills of one run, at most."""
     seed: int = 0
     """Decides the moments."""
@@ -90,10 +91,9 @@ def main(config: Config) -> bool:
     config.out.mkdir(parents=True)
     suite = Suite(config.out.resolve(), random.Random(config.seed), config.kills_a_run)
     suite.undisturbed()
-    suite.kill_all("script", config.kills)
-    suite.kill_all("server", config.server_kills)
-    for kind in config.faults:
-        suite.misbehave(kind)
+    suite.kill_all(config.kills, config.server_kills)
+    if config.faults:
+        suite.misbehave(config.faults)
     suite.compare_logprobs()
     suite.report()
     return suite.survived == suite.tried
@@ -113,8 +113,10 @@ class Suite:
         self.began = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.work_s: dict[str, float] = {}
-        self.aims, self.victims = itertools.cycle(AIMS), itertools.cycle(SERVER)
+        self.aims = itertools.cycle(AIMS)
+        self.victims: Counter[str] = Counter()
         self.moments: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self.fine: dict[Path, int] = {}
         self.tried = 0
 
@@ -144,32 +146,40 @@ class Suite:
         with path.with_name(path.name + ".log").open("ab") as log:
             return subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, stdout=log, stderr=log)
 
-    def kill_all(self, victim: str, count: int) -> None:
-        """So many kills, of all scripts in turn, several a run."""
-        at_once = min(self.kills_a_run, -(-count // len(SCRIPTS)))
+    def kill_all(self, scripts: int, servers: int) -> None:
+        """So many kills of scripts and of their servers, several a run, until all have been."""
+        engines = -(-servers // 2)
+        victims: list[Victim] = ["script"] * scripts + ["engine"] * engines + ["api"] * (servers - engines)
+        self.rng.shuffle(victims)
+        at_once = min(self.kills_a_run, -(-len(victims) // len(SCRIPTS)))
         for number, name in enumerate(itertools.cycle(SCRIPTS)):
-            if count <= 0:
+            if not victims:
                 return
-            count -= self.survive(name, self.out / f"{number}_{name}_{victim}", victim, min(count, at_once))
+            killed = self.survive(name, self.out / f"{number}_{name}", victims[:at_once])
+            victims = victims[killed:]
 
-    def survive(self, name: str, path: Path, victim: str, kills: int) -> int:
-        """A run that is killed so often, goes on to its end and is then compared with the undisturbed one.
+    def survive(self, name: str, path: Path, victims: Sequence[Victim]) -> int:
+        """A run that loses these one after another, goes on to its end and is then compared with the undisturbed one.
 
-        Returns the kills, fewer if it ended before.
+        Returns how many of the kills there were: fewer if the run reached its end before.
         """
         began = time.monotonic()
         moments: list[str] = []
         problems: list[str] = []
-        while len(moments) < kills and (killed := self.kill(name, path, victim, problems)):
-            moments.append(killed)
+        for victim in victims:
+            when = self.kill(name, path, victim, problems)
+            if when is None:
+                break
+            moments.append(f"{victim} {when}")
+            self.moments[when] += 1
+            self.victims[victim] += 1
         if status := ended(self.start(name, path)):
             problems.append(f"exit status {status}")
         problems = problems or self.problems(name, path)
-        self.moments.update(moments)
-        self.judge(path, len(moments), f"killed in {', '.join(moments) or 'no moment'}", problems, began)
+        self.judge(path, len(moments), f"killed {', '.join(moments) or 'never'}", problems, began)
         return len(moments)
 
-    def kill(self, name: str, path: Path, victim: str, problems: list[str]) -> str | None:
+    def kill(self, name: str, path: Path, victim: Victim, problems: list[str]) -> str | None:
         """Start the script, kill it or its server and return in which moment; None if it reached its end before."""
         process, since = self.start(name, path), now()
         aim = next(self.aims)
@@ -182,19 +192,16 @@ class Suite:
                 wait_until(process, seconds=self.rng.uniform(0, 0.3))
             else:
                 wait_until(process, seconds=self.rng.uniform(0, self.share_left(name, path) * self.work_s[name]))
-        victims: list[psutil.Process | subprocess.Popen[bytes]] = [process]
-        if victim == "server":
-            module = next(self.victims)
-            wait_until(process, lambda: bool(parts_of(process, module)))
-            victims = [*parts_of(process, module)]
-        if process.poll() is not None:
+        if victim != "script":
+            wait_until(process, lambda: part_of(process, victim) is not None)
+        doomed = process if victim == "script" else part_of(process, victim)
+        if process.poll() is not None or doomed is None:
             return None
         when = moment(path, since)
-        for one in victims:
-            one.send_signal(signal.SIGKILL)
+        doomed.send_signal(signal.SIGKILL)
         status = ended(process)
-        if victim == "server" and status not in (0, EXIT_SERVER_ERROR, EXIT_USER_ERROR):
-            problems.append(f"exit status {status} after {module} was killed in {when}")
+        if victim != "script" and status not in (0, EXIT_SERVER_ERROR, EXIT_USER_ERROR):
+            problems.append(f"exit status {status} after the {victim} was killed {when}")
         return when
 
     def share_left(self, name: str, path: Path) -> float:
@@ -210,19 +217,22 @@ class Suite:
         """The undisturbed run."""
         return self.out / f"{name}_whole"
 
-    def misbehave(self, kind: Kind) -> None:
-        """A GRPO run whose requests suffer from one kind of fault, started again until it is done."""
-        path, began = self.out / f"grpo_{kind}", time.monotonic()
+    def misbehave(self, kinds: Sequence[Kind]) -> None:
+        """For each kind of fault a GRPO run whose requests suffer from it, started again until it is done."""
         # A create_model whose answer is lost leaves an adapter behind, hence several places.
-        with LocalServer(self.out / "server" / kind, TINY_MODEL, max_rank=32, adapters=8) as server:
+        with LocalServer(self.out / "server", TINY_MODEL, max_rank=32, adapters=8) as server:
             server.wait_until_ready()
-            with faulty(server.base_url, [kind]) as proxy:
-                flags = ("--base-url", proxy.url, "--loss-reduction", "sequence_mean", "--turns-in-flight", "32")
-                starts, going_on = 1, (EXIT_SERVER_ERROR, EXIT_USER_ERROR)
-                while (status := ended(self.start("grpo", path, *flags))) in going_on and starts < ATTEMPTS:
-                    starts += 1
-        faults = f"{proxy.faults.total()} of {proxy.requests} requests in {starts} starts"
-        self.judge(path, 1, faults, [f"exit status {status}"] if status else self.problems("grpo", path), began)
+            for kind in kinds:
+                path, began = self.out / f"grpo_{kind}", time.monotonic()
+                with faulty(server.base_url, [kind]) as proxy:
+                    flags = ("--base-url", proxy.url, "--loss-reduction", "sequence_mean", "--turns-in-flight", "32")
+                    starts, going_on = 1, (EXIT_SERVER_ERROR, EXIT_USER_ERROR)
+                    while (status := ended(self.start("grpo", path, *flags))) in going_on and starts < ATTEMPTS:
+                        starts += 1
+                self.faults[kind] += proxy.faults.total()
+                faults = f"{proxy.faults.total()} of {proxy.requests} requests in {starts} starts"
+                problems = [f"exit status {status}"] if status else self.problems("grpo", path)
+                self.judge(path, 1, faults, problems, began)
 
     def judge(self, path: Path, tried: int, what: str, problems: Sequence[str], began: float) -> None:
         """Count what was tried, and say what became of it."""
@@ -278,7 +288,8 @@ class Suite:
 
     def report(self) -> None:
         """The last lines."""
-        self.say("moments: " + ", ".join(f"{moment} {n}" for moment, n in self.moments.most_common()))
+        for name, counts in (("kills", self.victims), ("moments", self.moments), ("faults", self.faults)):
+            self.say(f"{name}: {', '.join(f'{what} {n}' for what, n in counts.most_common()) or 'none'}")
         self.say(f"{time.monotonic() - self.began:.0f} s")
         self.say(f"kills survived / tried: {self.survived} / {self.tried}")
 
@@ -326,15 +337,14 @@ def ended(process: subprocess.Popen[bytes]) -> int | str:
         return f"none within {DEADLINE_S:.0f} s"
 
 
-def parts_of(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
-    """What a process has started, directly or not, as `python -m MODULE`."""
-    parts = []
+def part_of(process: subprocess.Popen[bytes], part: str) -> psutil.Process | None:
+    """The engine or the API of the server that a script has started, once there is one."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if child.cmdline()[1:3] == ["-m", module]:
-                    parts.append(child)
-    return parts
+                if child.cmdline()[1:3] == ["-m", f"skyrl.tinker.{part}"]:
+                    return child
+    return None
 
 
 def now() -> str:
