@@ -5,6 +5,10 @@
 
 Ends with `kills survived / tried`, and with exit status 1 unless all did. --out keeps every run directory.
 
+What a run must be to count as survived: its steps have no gap, each is there once, and the last one is saved; GRPO has
+taken the plan's tasks in order, each episode once; SFT has the losses of an undisturbed run, and its last state gives
+the same logprobs; an evaluation has the same episodes.
+
 The moments. One kill in five comes at a random moment of the start (Python, the server, the model), three at a random
 one of the work that is left after it, as long as an undisturbed run took for that. Saving a state takes a fifth of a
 second, which random moments hardly ever hit: so one kill in five (of training runs) waits for the server's database
@@ -15,24 +19,21 @@ import itertools
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 import tyro
 from rich.console import Console
 
 from tests.fault_proxy import KINDS, Kind, faulty
+from tests.killing import ended, moment, now, part_of, wait_until
 from tinker_client.backend import BackendConfig, connect
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import read_demonstrations, tokenize
@@ -52,18 +53,7 @@ SCRIPTS = {
 }
 Victim = Literal["script", "engine", "api"]
 AIMS = ("working", "saving", "working", "starting", "working")
-# What a request that is not answered yet says of the moment, the most telling first.
-MOMENTS = {
-    "SAVE_WEIGHTS": "saving",
-    "FORWARD_BACKWARD": "training",
-    "OPTIM_STEP": "training",
-    "SAVE_WEIGHTS_FOR_SAMPLER": "syncing",
-    "SAMPLE": "sampling",
-    "CREATE_MODEL": "loading",
-    "LOAD_WEIGHTS": "loading",
-}
 TOLERANCE = 1e-4  # between a loss or logprob of a run that was killed and of the undisturbed one
-DEADLINE_S = 600.0  # of one start; whoever runs longer hangs
 ATTEMPTS = 20  # of a run whose server misbehaves, before it counts as lost
 
 
@@ -96,14 +86,14 @@ def main(config: Config) -> bool:
         suite.misbehave(config.faults)
     suite.compare_logprobs()
     suite.report()
-    return suite.survived == suite.tried
+    return suite.survived() == suite.tried
 
 
 class Suite:
     """The runs, and what became of them.
 
     startup_s, work_s: of an undisturbed run of each script, up to its first request and from there to its last file.
-    fine: the kills of each run that has passed its checks so far.
+    tried: kills, and runs with faults. fine: the same, by each run that has passed its checks so far.
     """
 
     def __init__(self, out: Path, rng: random.Random, kills_a_run: int) -> None:
@@ -117,12 +107,12 @@ class Suite:
         self.victims: Counter[str] = Counter()
         self.moments: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.fine: dict[Path, int] = {}
-        self.tried = 0
+        self.tried: Counter[str] = Counter()
+        self.fine: dict[Path, Counter[str]] = {}
 
-    @property
-    def survived(self) -> int:
-        return sum(self.fine.values())
+    def survived(self) -> Counter[str]:
+        """What of `tried`."""
+        return sum(self.fine.values(), Counter())
 
     def undisturbed(self) -> None:
         """One run of each script, to compare with and to know how long it takes."""
@@ -176,7 +166,7 @@ class Suite:
         if status := ended(self.start(name, path)):
             problems.append(f"exit status {status}")
         problems = problems or self.problems(name, path)
-        self.judge(path, len(moments), f"killed {', '.join(moments) or 'never'}", problems, began)
+        self.judge(path, {"kills": len(moments)}, f"killed {', '.join(moments) or 'never'}", problems, began)
         return len(moments)
 
     def kill(self, name: str, path: Path, victim: Victim, problems: list[str]) -> str | None:
@@ -232,13 +222,13 @@ class Suite:
                 self.faults[kind] += proxy.faults.total()
                 faults = f"{proxy.faults.total()} of {proxy.requests} requests in {starts} starts"
                 problems = [f"exit status {status}"] if status else self.problems("grpo", path)
-                self.judge(path, 1, faults, problems, began)
+                self.judge(path, {"runs with faults": 1}, faults, problems, began)
 
-    def judge(self, path: Path, tried: int, what: str, problems: Sequence[str], began: float) -> None:
+    def judge(self, path: Path, tried: dict[str, int], what: str, problems: Sequence[str], began: float) -> None:
         """Count what was tried, and say what became of it."""
-        self.tried += tried
+        self.tried.update(tried)
         if not problems:
-            self.fine[path] = tried
+            self.fine[path] = Counter(tried)
         outcome = "; ".join(problems) or "as if nothing had happened"
         self.say(f"{path.name}: {what}, {time.monotonic() - began:.0f} s: {outcome}")
 
@@ -288,10 +278,11 @@ class Suite:
 
     def report(self) -> None:
         """The last lines."""
-        for name, counts in (("kills", self.victims), ("moments", self.moments), ("faults", self.faults)):
+        for name, counts in (("killed", self.victims), ("moments", self.moments), ("faults", self.faults)):
             self.say(f"{name}: {', '.join(f'{what} {n}' for what, n in counts.most_common()) or 'none'}")
         self.say(f"{time.monotonic() - self.began:.0f} s")
-        self.say(f"kills survived / tried: {self.survived} / {self.tried}")
+        for what in sorted(self.tried, reverse=True):
+            self.say(f"{what} survived / tried: {self.survived()[what]} / {self.tried[what]}")
 
     def say(self, line: str) -> None:
         self.console.print(line)
@@ -313,57 +304,6 @@ def consumed_once(path: Path) -> list[str]:
     if any(row["advantage"] is None and row["end"] != "broken" for row in played):
         return ["an episode was neither trained on nor dropped"]
     return []
-
-
-def wait_until(
-    process: subprocess.Popen[bytes],
-    condition: Callable[[], bool] = lambda: False,
-    seconds: float = DEADLINE_S,
-    every_s: float = 0.05,
-) -> None:
-    """Wait until the condition holds, so many seconds have passed or the process has ended."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline and not condition():
-        time.sleep(min(every_s, max(0.0, deadline - time.monotonic())))
-
-
-def ended(process: subprocess.Popen[bytes]) -> int | str:
-    """The exit status of a process that is awaited; one that hangs is killed."""
-    try:
-        return process.wait(DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return f"none within {DEADLINE_S:.0f} s"
-
-
-def part_of(process: subprocess.Popen[bytes], part: str) -> psutil.Process | None:
-    """The engine or the API of the server that a script has started, once there is one."""
-    with suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if child.cmdline()[1:3] == ["-m", f"skyrl.tinker.{part}"]:
-                    return child
-    return None
-
-
-def now() -> str:
-    """The time as the server's database writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-
-
-def moment(path: Path, since: str) -> str:
-    """What the run's server is asked for at this moment, by a script that was started then."""
-    database = path / "server" / "tinker.db"
-    try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=1.0)) as connection:
-            asked = set(connection.execute("SELECT request_type, status FROM futures WHERE created_at > ?", (since,)))
-    except sqlite3.Error:
-        return "starting"
-    for kind, name in MOMENTS.items():
-        if (kind, "PENDING") in asked:
-            return name
-    return "between requests" if asked else "starting"
 
 
 if __name__ == "__main__":

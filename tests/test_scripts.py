@@ -19,7 +19,7 @@ import train_grpo
 import train_sft
 from tests.coin_grpo import CoinGame
 from tests.conftest import RANK
-from tests.kill_suite import moment, now, wait_until
+from tests.killing import moment, now, wait_until
 from tests.playing import play
 from textcraft import load_tasks
 from tinker_client import rollout
