@@ -29,7 +29,7 @@ class Config:
 
 def main(config: Config) -> None:
     total = 632 * config.rollouts
-    early = 0
+    early, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as directory, stand_in("--turn-s", 0.01, "--slots", 512) as backend:
         episodes = Path(directory) / "run" / "episodes.jsonl"
         flags = {
@@ -42,31 +42,32 @@ def main(config: Config) -> None:
         }
         command = [sys.executable, "evaluate.py", *(f"--{name}={value}" for name, value in flags.items())]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-            peak, played = 0, 0
+            peak = played = read = 0
             while process.poll() is None:
-                played = lines(episodes)
-                try:
-                    peak = max(peak, psutil.Process(process.pid).memory_info().rss)
-                except psutil.Error:
-                    break
+                new = written(episodes, read)
+                played, read = played + new.count(b"\n"), read + len(new)
+                peak = max(peak, psutil.Process(process.pid).memory_info().rss)
                 if not early and played >= total / 10:
-                    early = peak
+                    early, counted = peak, played
                 # summary.json is made from all episodes, after the last of them: not what this is about.
                 if played >= total:
                     break
                 time.sleep(0.5)
-            process.wait()
+            if process.wait() != 0:
+                sys.exit(f"evaluate.py failed after {played} episodes")
     megabytes = 2**20
-    print(f"{played:,} episodes; peak {early / megabytes:.0f} MiB after a tenth, {peak / megabytes:.0f} MiB at the end")
+    print(f"{played:,} episodes in {time.monotonic() - began:.0f} s")
+    print(f"peak {early / megabytes:.0f} MiB after {counted:,} episodes, {peak / megabytes:.0f} MiB at the end")
     print(f"ratio {peak / early:.3f} (aim: at most 1.10)")
 
 
-def lines(path: Path) -> int:
-    """The lines of a file that grows."""
+def written(path: Path, start: int) -> bytes:
+    """What a file that grows holds from `start` on."""
     if not path.exists():
-        return 0
+        return b""
     with path.open("rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+        file.seek(start)
+        return file.read()
 
 
 if __name__ == "__main__":

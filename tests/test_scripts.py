@@ -1,6 +1,7 @@
 """The three scripts, end to end on the real server with the tiny model, and what a user can get wrong."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import train_grpo
 import train_sft
 from tests.coin_grpo import CoinGame
 from tests.conftest import RANK
+from tests.killing import moment, now, wait_until
 from tests.playing import play
 from textcraft import load_tasks
 from tinker_client import rollout
@@ -89,6 +91,23 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
     assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
+
+
+def test_a_training_run_killed_as_it_saves_goes_on_to_the_same_end(sft_run: Path, demonstrations: Path, tmp_path: Path):
+    path = tmp_path / "sft"
+    flags = ["--rank", 8, "--lr", 1e-2, "--epochs", 2, "--batch-size", 4, "--held-out", 4, "--save-every", 1]
+    flags = ["--data", demonstrations, "--run-dir", path, *flags]
+    process, since = subprocess.Popen([sys.executable, "train_sft.py", *map(str, flags)], cwd=REPOSITORY), now()
+    wait_until(process, lambda: len(read_rows(path / "checkpoints.jsonl")) == 2)
+    wait_until(process, lambda: moment(path, since) == "saving", every_s=0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert 2 <= len(read_rows(path / "checkpoints.jsonl")) < 4
+    succeeds("train_sft.py", *flags, "--resume")
+    killed, whole = (read_rows(run / "metrics.jsonl") for run in (path, sft_run))
+    assert [row["step"] for row in killed] == [1, 2, 3, 4]
+    for name in ("loss/train", "loss/held_out"):  # minus the mean logprob; after the last step of the final weights
+        assert [row.get(name) for row in killed] == pytest.approx([row.get(name) for row in whole], abs=1e-4)
 
 
 def test_the_exported_adapter_gives_the_loss_of_the_run_without_the_server(

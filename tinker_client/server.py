@@ -237,4 +237,6 @@ def _last_error(log: bytes) -> str:
     lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", log.decode(errors="replace")).splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b|error:", line)]
-    return (errors or lines or ["no output"])[-1][:300]
+    if errors:
+        return errors[-1][:300]
+    return f"killed, or out of memory? Its log ends with: {(lines or ['nothing'])[-1][:300]}"
