@@ -1,10 +1,11 @@
 """Does GRPO learn, and is it the advantages that do it? The same run with their sign as it is, negated, and with zeros.
 
-    python benchmarks/learning.py --init runs/sft --run-dir runs/learning
+    python benchmarks/learning.py --run-dir runs/learning
 
 Success on a few fixed tasks, trained on over and over, must rise, fall and stay, beyond what sampling explains: it
-shows that learning works, not that it generalises. Each run and each evaluation
-is a run directory of the scripts; those that are there already are not made again, so that signs can be run one by one.
+shows that learning works, not that it generalises. The tasks are the shortest ones, since the outcome of an episode
+says the less about each of its tokens, the more there are. Each run and each evaluation is a run directory of the
+scripts; those that are there already are not made again, so that signs can be run one by one.
 """
 
 import sys
@@ -42,23 +43,25 @@ class Config:
     """What all runs start from: a run directory or a tinker:// training path. Default: the base model."""
     signs: tuple[int, ...] = (1, -1, 0)
     """Factors on the advantages."""
-    steps: int = 10
+    steps: int = 12
     """Optimizer steps of a run."""
     groups: int = 8
     """Tasks per step."""
     group_size: int = 8
     """Episodes of each task."""
-    lr: float = 5e-4
+    lr: float = 1e-3
     """Learning rate."""
     max_staleness: int = 0
     """As of train_grpo.py."""
     depths: tuple[int, ...] = (2,)
     """Depths of the tasks, to train on and to evaluate."""
+    fits_budget: int = 3
+    """Turns that an ideal run of each takes at most."""
     tasks: int = 8
     """Tasks to train on, the same at every step, and to evaluate."""
-    rollouts: int = 8
+    rollouts: int = 16
     """Episodes of each of them in an evaluation."""
-    max_turns: int = 12
+    max_turns: int = 6
     """Turns of an episode."""
     max_reply_tokens: int = 128
     """Tokens of a reply."""
@@ -94,6 +97,7 @@ def train(config: Config, run_dir: Path, sign: int) -> None:
             backend=config.backend,
             init=config.init,
             depths=config.depths,
+            fits_budget=config.fits_budget,
             limit=config.tasks,
             steps=config.steps,
             groups=config.groups,
@@ -125,6 +129,7 @@ def evaluated(config: Config, name: str, checkpoint: str | None) -> Evaluation:
                 checkpoint=checkpoint,
                 split="train",
                 depths=config.depths,
+                fits_budget=config.fits_budget,
                 limit=config.tasks,
                 rollouts=config.rollouts,
                 max_turns=config.max_turns,
