@@ -30,18 +30,20 @@ backend="--base-url $(cat "$out/url") --loss-reduction sequence_mean --turns-in-
 # The longest ideal run of an easy task (depth 2-3) takes 12 turns.
 play="$backend --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 128"
 # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
-grpo="$backend --groups 4 --group-size 8 --max-staleness 0 --max-turns 12 --max-reply-tokens 128"
+grpo="$backend --groups 8 --group-size 8 --max-staleness 0 --max-reply-tokens 128"
 
 stage "demonstrations from train easy" \
-  python -m sft_data --round 2 --count 220 --recovery 0 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+  python -m sft_data --round 2 --count 180 --recovery 0 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
 stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
-stage "GRPO alone: train" python train_grpo.py --run-dir "$out/grpo" --difficulty easy --steps 2 --lr 5e-4 $grpo
+# The shortest tasks: a base model that fails nearly always has nothing to compare, and short episodes say the most.
+stage "GRPO alone: train" \
+  python train_grpo.py --run-dir "$out/grpo" --depths 2 --fits-budget 3 --max-turns 6 --steps 8 --lr 1e-3 $grpo
 stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
 stage "SFT: train" \
   python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8 $backend
 stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
 stage "SFT then GRPO: train" \
-  python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --difficulty easy --steps 3 --lr 5e-4 $grpo
+  python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 2 --max-turns 8 --steps 4 --lr 3e-4 $grpo
 stage "SFT then GRPO: evaluate" python evaluate.py --run-dir "$out/eval/sft_grpo" --checkpoint "$out/sft_grpo" $play
 
 printf '\n== val easy\n'
