@@ -134,6 +134,7 @@ def test_the_exported_adapter_gives_the_loss_of_the_run_without_the_server(
     assert total / actions == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_wordings_are_ranked_on_the_real_server(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stdout = succeeds("-m sft_data rank", "--count", 3, "--depths", 2, "--batch-size", 2)
