@@ -24,7 +24,7 @@ LossReduction = Literal["token_sum", "sequence_mean"]
 CALL_SECONDS = 1800.0
 # A server forgets an adapter or deletes a state at once, but only after the work that it has already accepted.
 RELEASE_SECONDS = 60.0
-# How long a server without a free place for an adapter is asked again: it forgets a dead script's in two minutes.
+# How long a server without a free place for an adapter is asked again: `serve` forgets those of a dead script in 120 s.
 FULL_SECONDS = 180.0
 ASK_AGAIN_SECONDS = 2.0
 SKYRL_FULL = "Maximum number of LoRA adapters"
