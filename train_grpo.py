@@ -45,6 +45,7 @@ from tinker_client.run_dir import RunDir, resolve_start
 from tinker_client.stopping import finishing_steps, resumable
 from tinker_client.tasks import select_tasks
 from tinker_client.tracking import Tracker, require_tracker, track
+from tinker_client.updates import update
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def main(config: Config, advantages_of: AdvantageFunction = advantages) -> None:
             max_staleness=config.max_staleness,
             in_play=config.groups_in_play or 2 * config.groups,
             max_groups=max_groups,
-            shared_weights=backend.shares_weights,
+            shared_weights=backend.is_jax,
             steps_done=done,
             groups_done=int(history[-1]["plan/groups"]) if history else 0,
             check_alive=backend.check_alive,
@@ -255,14 +256,11 @@ def train_on(
     if not batch.datums:
         return metrics
     with rollouts.updating():
-        # Submitted back to back: the server goes from one to the other without waiting for us.
-        forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-        optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=config.lr))
-        output = backend.result(forward_backward, "the gradients")
+        output, optimizer = update(backend, trainer, batch, config.lr)
         if rollouts.policy.version == 0:
             check_reduction(batch, loss, output, backend.loss_reduction)
         metrics |= policy_metrics(batch, loss, output)
-        metrics |= optimizer_metrics(backend.result(optim_step, "the optimizer step"))
+        metrics |= optimizer_metrics(optimizer)
         rollouts.policy = sync_policy(backend, trainer, version=rollouts.policy.version + 1)
     return metrics
 

@@ -33,6 +33,7 @@ from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import action_nll, optimizer_metrics
 from tinker_client.run_dir import RunDir
 from tinker_client.stopping import finishing_steps, resumable
+from tinker_client.updates import forward, update
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,7 @@ def main(config: Config) -> None:
             epoch, indices = plan[step - 1]
             batch = supervised_batch([train[i] for i in indices], backend.loss_reduction)
             lr = config.lr * (1 - (step - 1) / steps) if config.schedule == "linear" else config.lr
-            # Submitted back to back: the server goes from one to the other without waiting for us.
-            forward_backward = trainer.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-            optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
-            output = backend.result(forward_backward, "the gradients")
+            output, optimizer = update(backend, trainer, batch, lr)
             check_form(output, backend.loss_reduction)
             logprobs = batch.action_logprobs(output)
             metrics = {
@@ -136,11 +134,11 @@ def main(config: Config) -> None:
                 "loss/train": action_nll(logprobs),
                 "tokens/trained": sum(map(len, logprobs)),
                 "optim/lr": lr,
-                **optimizer_metrics(backend.result(optim_step, "the optimizer step")),
+                **optimizer_metrics(optimizer),
                 "time/train": time.monotonic() - started,
             }
             if step % steps_of_epoch == 0 and held_out:
-                metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out, config.batch_size)
+                metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out)
             run.log_metrics(step, metrics)
             progress.update(bar, advance=1)
             console.print(summary_line(step, steps, metrics))
@@ -158,23 +156,10 @@ def shuffled[T](rows: Sequence[T], seed: int) -> list[T]:
     return random.Random(seed).sample(rows, len(rows))
 
 
-def held_out_loss(
-    backend: Backend, trainer: tinker.TrainingClient, conversations: Sequence[Conversation], batch_size: int
-) -> float:
+def held_out_loss(backend: Backend, trainer: tinker.TrainingClient, conversations: Sequence[Conversation]) -> float:
     """The loss on demonstrations that are not trained on: per action token, in nats."""
-    by_length = sorted(conversations, key=lambda conversation: len(conversation.tokens))
-    batches = [
-        supervised_batch(by_length[i : i + batch_size], backend.loss_reduction)
-        for i in range(0, len(by_length), batch_size)
-    ]
-    futures = [trainer.forward(batch.datums, batch.loss_fn, batch.loss_fn_config) for batch in batches]
-    return action_nll(
-        [
-            logprobs
-            for batch, future in zip(batches, futures, strict=True)
-            for logprobs in batch.action_logprobs(backend.result(future, "the held-out loss"))
-        ]
-    )
+    batch = supervised_batch(conversations, backend.loss_reduction)
+    return action_nll(batch.action_logprobs(forward(backend, trainer, batch)))
 
 
 def summary_line(step: int, steps: int, metrics: dict[str, float]) -> str:

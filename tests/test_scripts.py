@@ -89,7 +89,7 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
         template = backend.template
         held_out = tokenize(chats, template, backend.context_length)[: config.held_out]
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
-        loss = train_sft.held_out_loss(backend, loaded, held_out, config.batch_size)
+        loss = train_sft.held_out_loss(backend, loaded, held_out)
     assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
 
 

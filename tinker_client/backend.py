@@ -52,15 +52,18 @@ class Backend:
     """The adapters that were made and not released yet."""
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether the sampler reads the weights in training themselves, so that no turn may be in flight in an update.
+    def is_jax(self) -> bool:
+        """Whether this is SkyRL's JAX backend, which its way to reduce a loss gives away.
 
-        SkyRL's JAX backend does, which its way to reduce a loss gives away.
+        It samples from the weights in training themselves, pads a pass to its longest sequence, and keeps gradients
+        that no optimizer step has used.
         """
         return self.loss_reduction == "sequence_mean"
 
     def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
         """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
+        if self.is_jax and self.local is None:
+            self._forget_gradients()
         if self.init_state_path is None:
             return self.new_training_client(rank, seed)
         return self.training_client_from(self.init_state_path, with_optimizer)
@@ -93,6 +96,15 @@ class Backend:
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
+
+    def _forget_gradients(self) -> None:
+        """Rid the place of the next adapter of gradients that a script left when it died before its optimizer step.
+
+        SkyRL's JAX backend would add them to those of the next adapter in that place.
+        """
+        adapter = self.new_training_client(rank=1, seed=0)
+        self.result(adapter.optim_step(tinker.AdamParams(learning_rate=0.0)), "clearing an adapter's place")
+        self.release(adapter)
 
     def _adapter(self, what: str, create: Callable[[], tinker.TrainingClient]) -> tinker.TrainingClient:
         """A new adapter, as soon as the server has a place for it: a killed script's keeps its own until a time-out."""
