@@ -96,6 +96,29 @@ def test_every_command_is_one_that_the_scripts_take(tmp_path: Path, url: str):
     assert len(report.evaluations) == 10
 
 
+def test_the_small_experiment_leaves_grpo_alone_to_full(tmp_path: Path, url: str):
+    scripts = {"train_sft.py": train_sft, "train_grpo.py": train_grpo, "evaluate.py": evaluate}
+
+    def runs(*stages: str) -> dict[str, object]:
+        status, commands = run(tmp_path, url, "smollm2", *stages)
+        assert status == 0
+        configs = [
+            tyro.cli(scripts[what].Config, args=args)
+            for what, *args in commands
+            if what in scripts and args[0] != "report"
+        ]
+        return {config.run_dir.name: config for config in configs}
+
+    usual = runs()
+    assert list(usual) == ["sft", "sft_grpo"] + [
+        f"{m}-{t}" for m in ("base", "sft", "sft_grpo") for t in ("easy", "depth4")
+    ]
+    assert (usual["sft_grpo"].depths, usual["sft_grpo"].init) == ((3,), str(usual["sft"].run_dir))
+    assert {usual[f"{model}-depth4"].depths for model in ("base", "sft", "sft_grpo")} == {(4,)}
+    assert list(runs("--full")) == ["grpo", "grpo-easy", "grpo-depth4"]  # the others are done
+    assert {path.name for path in (tmp_path / "out" / "done").iterdir()} >= {"sft", "grpo", "evaluate-base-easy"}
+
+
 def test_after_an_interruption_it_goes_on_with_the_stage_that_was_interrupted(tmp_path: Path, url: str):
     status, before = run(tmp_path, url, "qwen3.5-4b_h200", "round1", "grpo", FAIL="train_grpo.py")
     assert status != 0

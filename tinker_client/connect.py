@@ -166,7 +166,7 @@ def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
         context_length=config.context_length or known[model] or _own_context_length(model) or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
         template=_chat_template(tokenizer, config.thinking),
-        server={"kind": "remote", "skyrl": skyrl, "model": model, "url": name},
+        server={"kind": "remote", "skyrl": skyrl, "model": models.short_name(model), "url": name},
         init_state_path=init.state_path if init else None,
     )
 
