@@ -32,15 +32,18 @@ play="$backend --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 12
 # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
 grpo="$backend --groups 8 --group-size 8 --max-staleness 0 --max-reply-tokens 128"
 
-stage "demonstrations from train easy" \
-  python -m sft_data --round 2 --count 180 --recovery 0 --depths 2 3 --wording terse --seed 0 --out "$out/demonstrations.jsonl"
+# A demonstration of depth 3 costs four times one of depth 2, and all of it must be right: most are of depth 2.
+demonstrate="python -m sft_data --round 2 --recovery 0 --wording terse --seed 0"
+stage "demonstrations of depth 2" $demonstrate --depths 2 --count 240 --out "$out/depth2.jsonl"
+stage "demonstrations of depth 3" $demonstrate --depths 3 --count 130 --out "$out/depth3.jsonl"
+cat "$out"/depth[23].jsonl >"$out/demonstrations.jsonl"
 stage "base: evaluate" python evaluate.py --run-dir "$out/eval/base" $play
 # The shortest tasks: a base model that fails nearly always has nothing to compare, and short episodes say the most.
 stage "GRPO alone: train" \
-  python train_grpo.py --run-dir "$out/grpo" --depths 2 --fits-budget 3 --max-turns 6 --steps 8 --lr 1e-3 $grpo
+  python train_grpo.py --run-dir "$out/grpo" --depths 2 --fits-budget 3 --max-turns 6 --steps 5 --lr 1e-3 $grpo
 stage "GRPO alone: evaluate" python evaluate.py --run-dir "$out/eval/grpo" --checkpoint "$out/grpo" $play
 stage "SFT: train" \
-  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 2 --batch-size 4 --lr 3e-3 --held-out 8 $backend
+  python train_sft.py --run-dir "$out/sft" --data "$out/demonstrations.jsonl" --epochs 1 --batch-size 4 --lr 3e-3 --held-out 8 $backend
 stage "SFT: evaluate" python evaluate.py --run-dir "$out/eval/sft" --checkpoint "$out/sft" $play
 stage "SFT then GRPO: train" \
   python train_grpo.py --run-dir "$out/sft_grpo" --init "$out/sft" --depths 2 --max-turns 8 --steps 4 --lr 3e-4 $grpo

@@ -18,7 +18,7 @@ from tinker_client.errors import ServerError, UserError
 from tinker_client.models import Tokenizer
 from tinker_client.pulse import Pulse
 from tinker_client.run_dir import SavedState, read_config
-from tinker_client.server import SAMPLE_BATCH, LocalServer, answers, is_skyrl
+from tinker_client.server import LocalServer, answers, is_skyrl
 from tinker_client.server_files import import_state
 from tinker_client.versions import SKYRL, check_pair, installed
 
@@ -129,7 +129,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 model=str(server.model_dir),
                 loss_reduction=config.loss_reduction or "sequence_mean",
                 context_length=config.context_length or models.context_length(model_dir),
-                turns_in_flight=config.turns_in_flight or 2 * SAMPLE_BATCH,
+                turns_in_flight=config.turns_in_flight or 2 * server.sample_batch,
                 template=template,
                 server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
