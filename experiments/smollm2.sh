@@ -8,25 +8,28 @@ prepare() {
   url=${URL:-http://127.0.0.1:8017}
   backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 16)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
-  grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 128 --save-every 1)
+  grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 128 --lr 1e-4 --save-every 1)
   play=("${backend[@]}" --max-reply-tokens 128 --resume)
 }
 
 launch() { exec "$python" -m tinker_client serve --model smollm2 --run-dir "$out" --port 8017 --stop-with-parent; }
 
 sft() {
-  step sft-data "$python" -m sft_data --round 2 --depths 2 3 --count 120 --recovery 24 --wording terse --out "$out/round2.jsonl"
-  step sft "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --epochs 1 --batch-size 2 --lr 1e-3 \
+  local demonstrate=("$python" -m sft_data --round 2 --wording terse)
+  step sft-depth2 "${demonstrate[@]}" --depths 2 --count 72 --recovery 15 --out "$out/depth2.jsonl"
+  step sft-depth3 "${demonstrate[@]}" --depths 3 --count 48 --recovery 9 --out "$out/depth3.jsonl"
+  cat "$out"/depth[23].jsonl >"$out/round2.jsonl"
+  step sft "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --epochs 1 --batch-size 2 --lr 1.5e-3 \
     --held-out 4 --save-every 20 --run-dir "$out/sft" --resume
 }
 
 sft_grpo() {
-  step sft_grpo "$python" train_grpo.py "${grpo[@]}" --init "$out/sft" --depths 3 --fits-budget 7 --max-turns 9 \
-    --steps 3 --lr 1e-4 --run-dir "$out/sft_grpo" --resume
+  step sft_grpo "$python" train_grpo.py "${grpo[@]}" --init "$out/sft" --depths 3 --fits-budget 8 --max-turns 10 \
+    --steps 3 --run-dir "$out/sft_grpo" --resume
 }
 
 grpo() {
-  step grpo "$python" train_grpo.py "${grpo[@]}" --depths 2 --fits-budget 3 --max-turns 6 --steps 3 --lr 1e-4 \
+  step grpo "$python" train_grpo.py "${grpo[@]}" --depths 2 --fits-budget 3 --max-turns 6 --steps 3 \
     --run-dir "$out/grpo" --resume
 }
 
@@ -35,6 +38,6 @@ evaluate() {
   local model
   for model in base grpo sft sft_grpo; do
     evaluate_model $model "${made_by[$model]:-}" easy "${play[@]}" --difficulty easy --limit 24 --max-turns 12
-    evaluate_model $model "${made_by[$model]:-}" depth4 "${play[@]}" --depths 4 --limit 8 --max-turns 16
+    evaluate_model $model "${made_by[$model]:-}" depth4 "${play[@]}" --depths 4 --fits-budget 12 --limit 8 --max-turns 14
   done
 }
