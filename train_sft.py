@@ -33,6 +33,7 @@ from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.metrics import action_nll, optimizer_metrics
 from tinker_client.run_dir import RunDir
 from tinker_client.stopping import finishing_steps, resumable
+from tinker_client.tracking import Tracker, require_tracker, track
 from tinker_client.updates import forward, update
 
 
@@ -63,6 +64,8 @@ class Config:
     """Steps between checkpoints; there is always one at the end."""
     keep: int = 5
     """Checkpoints to keep on the server, the newest ones."""
+    track: Tracker | None = None
+    """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with the run that --run-dir holds, from its last checkpoint."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -74,6 +77,7 @@ class Config:
         counts = (self.rank, self.epochs, self.batch_size, self.save_every, self.keep)
         if min(counts) < 1 or self.lr <= 0 or self.held_out < 0:
             raise UserError("counts start at 1, --held-out at 0, and --lr is above 0")
+        require_tracker(self.track)
 
 
 def main(config: Config) -> None:
@@ -90,7 +94,7 @@ def main(config: Config) -> None:
         config,
         resume=config.resume,
         overwrite=config.overwrite,
-        may_change=("data", "save_every", "keep"),
+        may_change=("data", "save_every", "keep", "track"),
         contents={"data": hashlib.sha256(config.data.read_bytes()).hexdigest()},
     )
     steps_of_epoch = -(-(len(chats) - config.held_out) // config.batch_size)
@@ -100,6 +104,7 @@ def main(config: Config) -> None:
         console.print(f"{config.run_dir} has all of its {steps} steps already")
         return
     with (
+        track(config.track, config.run_dir) as track_metrics,
         connect(config.backend, config.run_dir, rank=config.rank, init=run.state) as backend,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
         finishing_steps() as asked_to_stop,
@@ -140,6 +145,7 @@ def main(config: Config) -> None:
             if step % steps_of_epoch == 0 and held_out:
                 metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out)
             run.log_metrics(step, metrics)
+            track_metrics(step, metrics)
             progress.update(bar, advance=1)
             console.print(summary_line(step, steps, metrics))
             stop = asked_to_stop() and step < steps

@@ -1,19 +1,29 @@
 """Mirroring metrics: what a tracker is given, and what is said if it is missing."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
 
+import train_grpo
+import train_sft
+from sft_data.dataset import every_task
+from sft_data.procedure import ROUNDS
+from tests.standing_in import serving
+from textcraft import load_tasks
 from tinker_client import tracking
+from tinker_client.connect import BackendConfig
 from tinker_client.errors import UserError
-from tinker_client.jsonl import write_json
+from tinker_client.jsonl import read_rows, write_json, write_rows
+from tinker_client.models import TINY_MODEL
 
 
 @pytest.fixture
 def tracker(monkeypatch) -> ModuleType:
     """A stand-in for the package trackio that keeps what it is told."""
     module = ModuleType("trackio")
+    module.__spec__ = ModuleSpec("trackio", loader=None)  # other packages look whether it is there
     module.told = []
     for name in ("init", "log", "finish"):
         setattr(module, name, lambda *values, _name=name, **named: module.told.append((_name, values, named)))
@@ -30,6 +40,18 @@ def test_each_step_is_mirrored_under_the_name_of_the_run(tracker, tmp_path):
         ("log", ({"reward/mean": 0.5},), {"step": 1}),
         ("finish", (), {}),
     ]
+
+
+def test_both_training_scripts_mirror_what_they_write_down(tracker, tmp_path):
+    data, play = tmp_path / "demonstrations.jsonl", {"groups": 1, "group_size": 2, "max_turns": 2}
+    write_rows(data, every_task(load_tasks("train", "easy", [2])[:4], ROUNDS[2]))
+    with serving() as (_, url):
+        flags = {"backend": BackendConfig(base_url=url, tokenizer=str(TINY_MODEL)), "track": "trackio"}
+        train_sft.main(train_sft.Config(run_dir=tmp_path / "sft", data=data, epochs=1, batch_size=2, **flags))
+        train_grpo.main(train_grpo.Config(run_dir=tmp_path / "grpo", depths=(4,), steps=2, **play, **flags))
+    logged = [{"step": named["step"], **values[0]} for what, values, named in tracker.told if what == "log"]
+    assert logged == read_rows(tmp_path / "sft" / "metrics.jsonl") + read_rows(tmp_path / "grpo" / "metrics.jsonl")
+    assert len(logged) == 4
 
 
 def test_the_tracker_is_closed_when_the_run_fails(tracker, tmp_path):
