@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 configs="$(cd server/configs && echo *.json | sed 's/\.json//g') smollm2"
-config=${1:?"usage: ./reproduce.sh CONFIG [STAGE...], with CONFIG one of: $configs"}
+config=${1:?"usage: ./reproduce.sh CONFIG [STAGE...], or CONFIG --full, with CONFIG one of: $configs"}
 shift
 [[ " $configs " == *" $config "* ]] || { echo "error: no config $config: there are $configs" >&2; exit 2; }
 experiment=post
@@ -24,7 +24,6 @@ for stage in "${stages[@]}"; do
 done
 out=${OUT:-runs/post-$config}
 python=${PYTHON:-.venv/bin/python}
-[ -x "$python" ] || { echo "error: the client is not installed: see README.md" >&2; exit 2; }
 
 step() { # what it is called, command...: runs it unless it is done, and notes the seconds that it took
   local name=$1 started
@@ -51,8 +50,12 @@ answers() {
   "$python" -c 'import sys; from tinker_client import server; sys.exit(not server.answers(sys.argv[1], 5.0))' "$url"
 }
 
-server() { # starts one unless it answers, and waits for it
-  ! answers || return 0
+server() { # starts one unless it runs, and waits for it
+  if answers; then
+    [ -z "${URL:-}${server_pid:-}" ] || return 0
+    echo "error: a server answers at $url already: give URL=$url to use it, or stop it" >&2
+    exit 2
+  fi
   [ -z "${URL:-}" ] || { echo "error: no server answers at $URL" >&2; exit 2; }
   echo "starting the server (log: $out/server.log)"
   launch >>"$out/server.log" 2>&1 &

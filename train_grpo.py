@@ -183,7 +183,7 @@ def main(config: Config, advantages_of: AdvantageFunction = advantages) -> None:
             seed=config.seed,
             retries=config.retries,
         )
-        trainer = backend.adapter(config.rank, config.seed, with_optimizer=run.saved is not None)
+        trainer = backend.adapter_to_train(config.rank, config.seed, with_optimizer=run.saved is not None)
         updates = sum("tokens/trained" in row for row in history)
         rollouts = Rollouts(
             plan,

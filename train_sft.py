@@ -113,7 +113,7 @@ def main(config: Config) -> None:
         template = backend.template
         demonstrations = tokenize(chats, template, backend.context_length)
         held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
-        trainer = backend.adapter(config.rank, config.seed, with_optimizer=True)
+        trainer = backend.adapter_to_train(config.rank, config.seed, with_optimizer=True)
         lengths = [len(conversation.tokens) for conversation in train]
         plan = [
             (epoch, indices)

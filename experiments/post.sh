@@ -6,6 +6,7 @@ default_stages=("${all_stages[@]}")
 field() { "$python" -c 'import json, sys; print(json.loads(open(f"server/configs/{sys.argv[1]}.json").read())[sys.argv[2]])' "$config" "$1"; }
 
 prepare() {
+  [ -x "$python" ] || { echo "error: the client is not installed: run server/install_skyrl.sh" >&2; exit 2; }
   [ -n "${URL:-}" ] || "$python" -m server "$config" --check
   url=${URL:-http://127.0.0.1:8000}
   backend=(--base-url "$url" --model "$(field model)" --context-length "$(field context_length)")

@@ -5,6 +5,7 @@ all_stages=(sft sft_grpo grpo evaluate report)
 default_stages=(sft sft_grpo evaluate report)
 
 prepare() {
+  [ -n "${PYTHON:-}" ] || source server/install.sh tinker jax smollm2
   url=${URL:-http://127.0.0.1:8017}
   backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 16)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
@@ -37,7 +38,7 @@ evaluate() {
   local -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
   local model
   for model in base grpo sft sft_grpo; do
-    evaluate_model $model "${made_by[$model]:-}" easy "${play[@]}" --difficulty easy --limit 24 --max-turns 10 \
+    evaluate_model $model "${made_by[$model]:-}" easy "${play[@]}" --difficulty easy --limit 24 --max-turns 12 \
       --max-reply-tokens 96
     evaluate_model $model "${made_by[$model]:-}" depth4 "${play[@]}" --depths 4 --fits-budget 12 --limit 8 --max-turns 12 \
       --max-reply-tokens 128

@@ -25,6 +25,7 @@ from tinker_client.chat import Conversation
 from tinker_client.connect import BackendConfig, connect
 from tinker_client.datums import supervised_batch
 from tinker_client.demonstrations import tokenize
+from tinker_client.updates import forward
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -85,7 +86,7 @@ def main(config: Config) -> None:
 
         def predict(conversations: Sequence[Conversation]) -> list[float]:
             batch = supervised_batch(conversations, backend.loss_reduction)
-            output = backend.result(base.forward(batch.datums, batch.loss_fn, batch.loss_fn_config), "a prediction")
+            output = forward(backend, base, batch)
             progress.update(bar, advance=len(conversations))
             return [-float(logprobs.sum()) for logprobs in batch.action_logprobs(output)]
 

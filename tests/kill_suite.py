@@ -43,6 +43,7 @@ from tinker_client.models import TINY_MODEL
 from tinker_client.run_dir import resolve_state
 from tinker_client.server import LocalServer
 from tinker_client.server_files import import_state
+from tinker_client.updates import forward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAY = "--depths 2 --max-turns 2 --max-reply-tokens 16"
@@ -269,8 +270,7 @@ class Suite:
                 batch = supervised_batch(conversations, backend.loss_reduction)
                 for run, state_path in states.items():
                     trainer = backend.training_client_from(state_path, with_optimizer=False)
-                    output = trainer.forward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-                    logprobs[run] = np.concatenate(batch.action_logprobs(backend.result(output, "the logprobs")))
+                    logprobs[run] = np.concatenate(batch.action_logprobs(forward(backend, trainer, batch)))
                     backend.release(trainer)
         for run in killed:
             difference = float(np.abs(logprobs[run] - logprobs[whole]).max())

@@ -28,6 +28,8 @@ with open({log!r}, "a") as log:
     log.write(json.dumps(arguments) + "\\n")
 if os.environ.get("FAIL") in arguments:
     sys.exit(1)
+if "sft_data" in arguments:
+    pathlib.Path(arguments[arguments.index("--out") + 1]).touch()
 if "--run-dir" in arguments:
     folder = pathlib.Path(arguments[arguments.index("--run-dir") + 1])
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from tinker_client.datums import supervised_batch
 from tinker_client.updates import forward, padded_length, update
 
 REPLIES = [[20], [40, 50], [10], [30, 12], [60, 80]]  # of sequences of 25, 98, 15, 50 and 148 tokens
-PADDED = [32, 96, 32, 48, 192]
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_gradients_of_a_script_that_died_before_its_step_are_in_no_other_step(ba
 
     def first_gradient_norm() -> float:
         with connect(config, tmp_path) as remote:
-            output = update(remote, remote.adapter(RANK, seed=0), batch, 1e-2)[1]
+            output = update(remote, remote.adapter_to_train(RANK, seed=0), batch, 1e-2)[1]
         return output.metrics["skyrl.ai/grad_norm"]
 
     clean = first_gradient_norm()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -21,10 +22,10 @@ DEAD_SCRIPT_S = 120
 
 
 def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, stop_with_parent: bool = False) -> None:
-    """Serve a model on this machine's CPU until Ctrl-C. Prints the URL for --base-url once it is ready.
+    """Serve a model on this machine's CPU until Ctrl-C. Prints its URL once it is ready, and the flags that go with it.
 
-    Saves a start of the server, and its compilations, for each script. With it, give the scripts
-    `--loss-reduction sequence_mean --turns-in-flight 32`, which they know by themselves of a server that they start.
+    Saves a start of the server, and its compilations, for each script. The scripts then need these flags, whose values
+    they know by themselves of a server that they start.
 
     Args:
         run_dir: The server's database, checkpoints and log go to `server/` in it; earlier ones are taken up again.
@@ -47,6 +48,8 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
         ) as server:
             server.wait_until_ready()
             print(server.base_url, flush=True)
+            flags = f"--loss-reduction sequence_mean --turns-in-flight {2 * server.sample_batch}"
+            print(f"scripts take --base-url {server.base_url} {flags}", file=sys.stderr)
             while not (stop_with_parent and os.getppid() != parent):
                 server.check_alive()
                 time.sleep(0.5)

@@ -62,11 +62,21 @@ class Backend:
 
     def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
         """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
-        if self.is_jax and self.local is None:
-            self._forget_gradients()
         if self.init_state_path is None:
             return self.new_training_client(rank, seed)
         return self.training_client_from(self.init_state_path, with_optimizer)
+
+    def adapter_to_train(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
+        """As `adapter`, and sure to have no gradients of a script that died before its optimizer step.
+
+        SkyRL's JAX backend leaves them in the adapter's place, and would add them to those of the next one there.
+        """
+        if self.is_jax and self.local is None:
+            passing = self.adapter(rank, seed)
+            step = passing.optim_step(tinker.AdamParams(learning_rate=0.0))
+            self.result(step, "clearing an adapter's place")
+            self.release(passing)
+        return self.adapter(rank, seed, with_optimizer=with_optimizer)
 
     def new_training_client(self, rank: int, seed: int) -> tinker.TrainingClient:
         """A fresh LoRA adapter (B = 0, so it samples like the base model).
@@ -96,15 +106,6 @@ class Backend:
             raise UserError(
                 f"the server has no state {state_path}: give the run directory or server that saved it"
             ) from error
-
-    def _forget_gradients(self) -> None:
-        """Rid the place of the next adapter of gradients that a script left when it died before its optimizer step.
-
-        SkyRL's JAX backend would add them to those of the next adapter in that place.
-        """
-        adapter = self.new_training_client(rank=1, seed=0)
-        self.result(adapter.optim_step(tinker.AdamParams(learning_rate=0.0)), "clearing an adapter's place")
-        self.release(adapter)
 
     def _adapter(self, what: str, create: Callable[[], tinker.TrainingClient]) -> tinker.TrainingClient:
         """A new adapter, as soon as the server has a place for it: a killed script's keeps its own until a time-out."""

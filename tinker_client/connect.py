@@ -58,8 +58,8 @@ class BackendConfig:
     else 65,536."""
 
     turns_in_flight: int | None = None
-    """Turns that the server is asked for at once. Default: two batches (32) for the local server, with --base-url no
-    limit."""
+    """Turns that the server is asked for at once. Default: two of its batches for the local server, with --base-url
+    no limit."""
 
     def __post_init__(self) -> None:
         if any(count is not None and count < 1 for count in (self.context_length, self.turns_in_flight)):

@@ -43,7 +43,7 @@ def local_model_dir(name: str | None) -> Path:
 
 def short_name(model: str) -> str:
     """What `--model` calls a model that a server knows by its folder, to say so without the user's own paths."""
-    return {str(TINY_MODEL): "tiny", str(cache_dir() / SMOLLM2_RELEASE): "smollm2"}.get(model, model)
+    return {str(TINY_MODEL): "tiny", str((cache_dir() / SMOLLM2_RELEASE).resolve()): "smollm2"}.get(model, model)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
