@@ -7,7 +7,7 @@ default_stages=(sft sft_grpo evaluate report)
 prepare() {
   [ -n "${PYTHON:-}" ] || source server/install.sh tinker jax smollm2
   url=${URL:-http://127.0.0.1:8017}
-  backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 16)
+  backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 8)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 96 --lr 1e-4 --save-every 1)
   play=("${backend[@]}" --resume)
@@ -17,10 +17,10 @@ launch() { exec "$python" -m tinker_client serve --model smollm2 --run-dir "$out
 
 sft() {
   local demonstrate=("$python" -m sft_data --round 2 --wording terse)
-  step sft-depth2 "${demonstrate[@]}" --depths 2 --count 72 --recovery 15 --out "$out/depth2.jsonl"
-  step sft-depth3 "${demonstrate[@]}" --depths 3 --count 48 --recovery 9 --out "$out/depth3.jsonl"
+  step sft-depth2 "${demonstrate[@]}" --depths 2 --count 260 --recovery 40 --out "$out/depth2.jsonl"
+  step sft-depth3 "${demonstrate[@]}" --depths 3 --count 24 --recovery 5 --out "$out/depth3.jsonl"
   cat "$out"/depth[23].jsonl >"$out/round2.jsonl"
-  step sft "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --epochs 1 --batch-size 2 --lr 1.5e-3 \
+  step sft "$python" train_sft.py "${backend[@]}" --data "$out/round2.jsonl" --epochs 1 --batch-size 2 --lr 2e-3 \
     --held-out 4 --save-every 20 --run-dir "$out/sft" --resume
 }
 
