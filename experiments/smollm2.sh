@@ -10,7 +10,6 @@ prepare() {
   backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 8)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 96 --lr 1e-4 --save-every 1)
-  play=("${backend[@]}" --resume)
 }
 
 launch() { exec "$python" -m tinker_client serve --model smollm2 --run-dir "$out" --port 8017 --stop-with-parent; }
@@ -36,11 +35,15 @@ grpo() {
 
 evaluate() {
   local -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
-  local model
-  for model in base grpo sft sft_grpo; do
-    evaluate_model $model "${made_by[$model]:-}" easy "${play[@]}" --difficulty easy --limit 24 --max-turns 12 \
-      --max-reply-tokens 96
-    evaluate_model $model "${made_by[$model]:-}" depth4 "${play[@]}" --depths 4 --fits-budget 12 --limit 8 --max-turns 12 \
-      --max-reply-tokens 128
+  local -A tasks=(
+    [easy]="--difficulty easy --limit 24 --max-reply-tokens 96"
+    [depth4]="--depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128"
+  )
+  local set model
+  for set in easy depth4; do
+    for model in base grpo sft sft_grpo; do
+      # shellcheck disable=SC2086 # flags of their own
+      evaluate_model $model "${made_by[$model]:-}" $set "${backend[@]}" --resume --max-turns 12 ${tasks[$set]}
+    done
   done
 }

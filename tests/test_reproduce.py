@@ -112,9 +112,8 @@ def test_the_small_experiment_leaves_grpo_alone_to_full(tmp_path: Path, url: str
         return {config.run_dir.name: config for config in configs}
 
     usual = runs()
-    assert list(usual) == ["sft", "sft_grpo"] + [
-        f"{m}-{t}" for m in ("base", "sft", "sft_grpo") for t in ("easy", "depth4")
-    ]
+    played = [f"{model}-{tasks}" for tasks in ("easy", "depth4") for model in ("base", "sft", "sft_grpo")]
+    assert list(usual) == ["sft", "sft_grpo", *played]
     assert (usual["sft_grpo"].depths, usual["sft_grpo"].init) == ((3,), str(usual["sft"].run_dir))
     assert {usual[f"{model}-depth4"].depths for model in ("base", "sft", "sft_grpo")} == {(4,)}
     assert list(runs("--full")) == ["grpo", "grpo-easy", "grpo-depth4"]  # the others are done
