@@ -238,7 +238,7 @@ def test_sampled_logprobs_are_the_trainers_before_an_update_and_after_it(
 
 
 def test_evaluations_differ_once_weights_do_and_report_compares_them(sft_run: Path, tmp_path: Path):
-    flags = ["--tasks", *TASK_IDS, "--max-turns", 3, "--max-reply-tokens", 32]
+    flags = ["--rank", 8, "--tasks", *TASK_IDS, "--max-turns", 3, "--max-reply-tokens", 32]
     stdout = succeeds("evaluate.py", "--run-dir", tmp_path / "base", *flags)
     assert "depth 2" in stdout
     succeeds("evaluate.py", "--run-dir", tmp_path / "sft", "--checkpoint", sft_run, *flags)
