@@ -47,7 +47,7 @@ class Config:
     """Tokens of a reply."""
     rank: int = 32
     """LoRA rank."""
-    repeat: int = 1
+    repeat: int = 3
     """Timed rounds of each way."""
     seed: int = 0
     """Of the tasks' sample and of the sampling."""
