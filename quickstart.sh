@@ -32,7 +32,7 @@ play="$backend --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 12
 # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
 grpo="$backend --groups 8 --group-size 8 --max-staleness 0 --max-reply-tokens 128"
 
-# A demonstration of depth 3 costs four times one of depth 2, and all of it must be right: most are of depth 2.
+# A demonstration of depth 3 costs several times one of depth 2, and all of it must be right: most are of depth 2.
 demonstrate="python -m sft_data --round 2 --recovery 0 --wording terse --seed 0"
 stage "demonstrations of depth 2" $demonstrate --depths 2 --count 240 --out "$out/depth2.jsonl"
 stage "demonstrations of depth 3" $demonstrate --depths 3 --count 130 --out "$out/depth3.jsonl"

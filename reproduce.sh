@@ -75,7 +75,7 @@ report() {
   done
   "$python" evaluate.py report "${directories[@]}" --out "$out/report"
   printf '\nSeconds of each stage, of its last start:\n'
-  (cd "$out/done" && grep -H . -- * | sed 's/:/  /')
+  (cd "$out/done" && grep -Hs . -- * | sed 's/:/  /') || true  # an OUT of an earlier version has none
 }
 
 prepare
