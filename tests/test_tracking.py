@@ -21,13 +21,14 @@ from tinker_client.models import TINY_MODEL
 
 @pytest.fixture
 def tracker(monkeypatch) -> ModuleType:
-    """A stand-in for the package trackio that keeps what it is told."""
-    module = ModuleType("trackio")
-    module.__spec__ = ModuleSpec("trackio", loader=None)  # other packages look whether it is there
+    """A stand-in for the packages trackio and wandb that keeps what it is told."""
+    module = ModuleType("tracker")
+    module.__spec__ = ModuleSpec("tracker", loader=None)  # other packages look whether it is there
     module.told = []
     for name in ("init", "log", "finish"):
         setattr(module, name, lambda *values, _name=name, **named: module.told.append((_name, values, named)))
-    monkeypatch.setitem(sys.modules, "trackio", module)
+    for name in ("trackio", "wandb"):
+        monkeypatch.setitem(sys.modules, name, module)
     return module
 
 
@@ -36,10 +37,22 @@ def test_each_step_is_mirrored_under_the_name_of_the_run(tracker, tmp_path):
     with tracking.track("trackio", tmp_path) as log:
         log(1, {"reward/mean": 0.5})
     assert tracker.told == [
-        ("init", (), {"project": "textcraft-rl", "name": tmp_path.name, "config": {"lr": 1e-5}}),
+        ("init", (), {"project": "textcraft-rl", "name": tmp_path.name, "config": {"lr": 1e-5}, "resume": "never"}),
         ("log", ({"reward/mean": 0.5},), {"step": 1}),
         ("finish", (), {}),
     ]
+
+
+def test_a_resumed_run_goes_on_in_wandb_and_a_new_one_of_its_name_does_not(tracker, tmp_path):
+    first = {"flags": {}, "started": "2026-11-29T22:42:00+00:00"}
+    for config in (first, first | {"resumed": "2026-11-30T01:00:00+00:00"}, first | {"started": "2026-11-30T02:00:00"}):
+        write_json(tmp_path / "config.json", config)
+        with tracking.track("wandb", tmp_path):
+            pass
+    begun, resumed, begun_again = (named for what, _, named in tracker.told if what == "init")
+    assert begun["id"] == resumed["id"] != begun_again["id"]
+    assert not set(begun["id"]) & set("/\\#?%:")  # what wandb refuses
+    assert [run["resume"] for run in (begun, resumed, begun_again)] == ["never", "allow", "never"]
 
 
 def test_both_training_scripts_mirror_what_they_write_down(tracker, tmp_path):

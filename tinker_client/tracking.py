@@ -25,14 +25,18 @@ def require_tracker(tracker: Tracker | None) -> None:
 def track(tracker: Tracker | None, run_dir: Path) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """A function that logs a step's metrics to the tracker, if there is one, under the run directory's name.
 
-    trackio writes to this machine, wandb to where its own settings say.
+    A resumed run goes on in the tracker too. trackio writes to this machine, wandb to where its own settings say.
     """
     if tracker is None:
         yield lambda step, metrics: None
         return
     module: Any = importlib.import_module(tracker)
     config = json.loads((run_dir / "config.json").read_text())
-    module.init(project=PROJECT, name=run_dir.resolve().name, config=config["flags"])
+    name = run_dir.resolve().name
+    # trackio finds the run to go on with by its name, wandb by an id, which may hold no colon.
+    identity = {"id": f"{name}-{config['started'].replace(':', '')}"} if tracker == "wandb" else {}
+    resume = "allow" if "resumed" in config else "never"
+    module.init(project=PROJECT, name=name, config=config["flags"], resume=resume, **identity)
     try:
         yield lambda step, metrics: module.log(dict(metrics), step=step)
     finally:
