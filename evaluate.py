@@ -101,7 +101,7 @@ class ReportConfig:
 
     evaluations: tyro.conf.Positional[tuple[str, ...]]
     """Evaluation directories, as DIR or NAME=DIR; those of one NAME are one model's. The post's numbers appear beside
-    models called base, grpo, sft and sft_grpo."""
+    models called base, grpo, sft_round1, sft and sft_grpo."""
     depths: tuple[int, ...] | None = None
     """Count tasks of these depths only."""
     budgets: tuple[int, ...] | None = None

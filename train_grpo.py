@@ -10,8 +10,8 @@ of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahea
 How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
 - the advantage is the reward minus the group's mean, not divided by the standard deviation (Dr. GRPO, Liu et al. 2025);
 - the loss is the mean over all action tokens of the step, not the mean of the episodes' means (DAPO, Yu et al. 2025).
-  Groups without signal are not sent, but their tokens count; with --dynamic-sampling those of all episodes of the step;
-- a step in which no group has a signal makes no optimizer step: Adam would move on its momentum alone;
+  Episodes without an advantage are not sent, but their tokens count; with --dynamic-sampling those of all of the step;
+- a step in which no episode has an advantage makes no optimizer step: Adam would move on its momentum alone;
 - no KL term to a reference policy, and one optimizer step a batch, so that clipping acts on stale turns only;
 - the importance ratio is between the trainer and the policy that sampled the token, by the sampler's own logprobs; an
   episode may span several policies, since each turn is sampled from the newest;

@@ -16,7 +16,8 @@ prepare() {
   play=("${backend[@]}" --rollouts 4 --resume)
 }
 
-launch() { exec "$python" -m server "$config" --run-dir "$out/server"; }
+# In a session of its own: Ctrl-C is for the training script, which then has a step to finish and a state to save.
+launch() { exec setsid "$python" -m server "$config" --run-dir "$out/server"; }
 
 round1() {
   step round1-data "$python" -m sft_data --round 1 --out "$out/round1.jsonl"

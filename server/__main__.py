@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import tyro
 
 from server import check
+from tinker_client.claims import claimed
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.server import answers, find_uv
 from tinker_client.server_files import forget_requests
@@ -89,17 +90,22 @@ def installed(skyrl: Path) -> Path:
 
 
 def start(config: Config, content: dict[str, Any]) -> NoReturn:
-    """Become the server's process. SkyRL insists on having `uv run` as its parent."""
+    """Become the server's process. SkyRL insists on having `uv run` as its parent.
+
+    Raises UserError if a server answers there already, or works in the run directory.
+    """
     skyrl, uv, run_dir = installed(config.skyrl), find_uv(), config.run_dir.resolve()
     url = f"http://{config.host}:{config.port}"
     if answers(url, timeout=1.0):
         raise UserError(f"a server answers at {url} already: stop it, or give another --port and --run-dir")
     run_dir.mkdir(parents=True, exist_ok=True)
-    forget_requests(run_dir / "tinker.db")
-    flags = f"--base-url {url} --context-length {content['context_length']}"
-    print(f"starting; give the scripts {flags}", flush=True)
-    os.chdir(skyrl)
-    os.execve(uv, command(uv, config, run_dir, content), environment())  # noqa: S606
+    with claimed(run_dir, wait_s=0.0) as claim:
+        os.set_inheritable(claim, True)  # the server keeps it
+        forget_requests(run_dir / "tinker.db")
+        flags = f"--base-url {url} --context-length {content['context_length']}"
+        print(f"starting; give the scripts {flags}", flush=True)
+        os.chdir(skyrl)
+        os.execve(uv, command(uv, config, run_dir, content), environment())  # noqa: S606
 
 
 def command(uv: Path, config: Config, run_dir: Path, content: dict[str, Any]) -> list[str]:

@@ -100,16 +100,16 @@ def test_one_evaluation_of_150_turns_gives_every_table_beside_the_posts_numbers(
     ]  # fmt: skip
     main = shown["main_results"]
     assert [column.name for column in main.columns] == [
-        "tasks", "turns", "ceiling", "model", "success", "pass@4", "episodes",
+        "tasks", "turns", "model", "success", "pass@4", "ceiling", "episodes",
     ]  # fmt: skip
-    groups = list(dict.fromkeys(row.cells[:3] for row in main.rows))
+    groups = list(dict.fromkeys((*row.cells[:2], row.cells[5]) for row in main.rows))
     assert groups == [
         ("hard that fit 75 turns, depth 7-8 (44)", 75, 1.0),
         ("hard that fit 75 turns, depth 7-8 (44)", 150, 1.0),
         ("hard, depth 7-9 (136)", 75, 44 / 136),
         ("hard, depth 7-9 (136)", 150, 1.0),
     ]
-    said = {(row.cells[1], row.cells[3]): row.post[4:6] for row in main.rows if row.post}
+    said = {(row.cells[1], row.cells[2]): row.post[3:5] for row in main.rows if row.post}
     assert said == {(75, "sft"): (0.142, 0.25), (75, "sft_grpo"): (0.193, None), (150, "sft_grpo"): (0.511, None)}
     assert len({row.cells[0] for row in shown["success_by_depth"].rows}) == 3
     (better,) = [row for row in shown["comparison"].rows if row.post]
@@ -125,7 +125,17 @@ def test_the_posts_numbers_stand_beside_the_same_thing_only():
         assert not any(row.post for row in main_results(scope([quarter(name, tasks, skill=0.5)])).rows)
     assert any(row.post for row in main_results(scope([quarter("sft", FIT_75, skill=0.5)])).rows)
     medium = main_results(scope([quarter("base", load_tasks("val", "medium"), skill=0.5)]))
-    assert [(row.cells[1], row.post and row.post[4]) for row in medium.rows] == [(75, 0.163), (150, None)]
+    assert [(row.cells[1], row.post and row.post[3]) for row in medium.rows] == [(75, 0.163), (150, None)]
+    of_train = scope([quarter("base", load_tasks("train", "medium"), skill=0.5)])
+    assert not any(row.post for table in tables(of_train) for row in table.rows)
+
+
+def test_a_model_that_played_some_of_the_tasks_says_so_and_has_their_ceiling():
+    models = [quarter("base", HARD, skill=0.5), quarter("sft", FIT_75, skill=0.5)]
+    main = main_results(scope(models, budgets=[75]))
+    assert [column.name for column in main.columns[3:]] == ["of these", "success", "pass@4", "ceiling", "episodes"]
+    rows = {row.cells[2]: (row.cells[3], row.cells[6]) for row in main.rows if row.cells[0] == "hard, depth 7-9 (136)"}
+    assert rows == {"base": (None, pytest.approx(44 / 136)), "sft": (44, 1.0)}
 
 
 def test_every_number_of_the_post_has_its_words():
@@ -142,7 +152,7 @@ def test_a_budget_that_was_not_played_is_not_reported():
     short = replace(quarter("short", FIT_75, skill=0.5), max_turns=40)
     long = quarter("long", FIT_75, skill=0.5)
     rows = main_results(scope([short, long])).rows
-    assert {(row.cells[1], row.cells[3]) for row in rows} == {(75, "long"), (150, "long")}
+    assert {(row.cells[1], row.cells[2]) for row in rows} == {(75, "long"), (150, "long")}
     assert {row.cells[1] for row in main_results(scope([short])).rows} == {40}
     assert {row.cells[1] for row in main_results(scope([long], budgets=[10, 60])).rows} == {10, 60}
     with pytest.raises(UserError, match="no evaluation was played with 200 turns"):
@@ -170,6 +180,8 @@ def test_the_cost_follows_a_run_to_the_one_it_started_from(tmp_path: Path):
         ("grpo", 3000, 6000, 3),
         ("sft", 150, 300, 2),
     ]
+    trained = [run.trained for run in training_runs(grpo, "tinker://m/weights/step_000001")]
+    assert trained == [1000, 150]  # the run went on after what was evaluated
     assert training_runs(None) == []
     assert training_runs("tinker://m/weights/x") is training_runs(str(tmp_path / "gone")) is None
     for tasks, said in ((FIT_75, (None, 37_600_000)), (FIT_75[:9], None)):

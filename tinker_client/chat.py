@@ -101,7 +101,8 @@ class ChatTemplate:
         if ours == whole:
             return None
         sent, rendered = self.tokenizer.decode(ours), self.tokenizer.decode(whole)
-        start = next(i for i, (a, b) in enumerate(zip(sent, rendered, strict=False)) if a != b)
+        pairs = enumerate(zip(sent, rendered, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), min(len(sent), len(rendered)))
         return (
             f"the chat template renders earlier replies anew ({rendered[start : start + 20]!r}... in place of "
             f"{sent[start : start + 20]!r}...); sent is what was read and sampled, unchanged"

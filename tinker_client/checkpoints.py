@@ -7,7 +7,7 @@ import tinker
 
 from tinker_client.backend import Backend
 from tinker_client.errors import ServerError
-from tinker_client.run_dir import RunDir
+from tinker_client.run_dir import RunDir, state_name
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ def commit(run: RunDir, backend: Backend, trainer: tinker.TrainingClient, step: 
     A run that is killed before that row is written plays on from the row before.
     keep: how many of the run's states stay on the server, the newest ones. more: goes into the row.
     """
-    run.log_checkpoint(step, backend.save_state(trainer, f"step_{step:06d}"), **more)
+    run.log_checkpoint(step, backend.save_state(trainer, state_name(step)), **more)
     rows = run.checkpoints()
     left = []
     for row in rows[:-keep]:

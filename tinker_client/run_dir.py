@@ -37,6 +37,17 @@ OWN_NAMES = (
 TRAINING_PATH = re.compile(r"tinker://(?P<model>[\w.:-]+)/weights/(?P<name>[\w.-]+)")
 
 
+def state_name(step: int) -> str:
+    """What the state after a step is called on the server."""
+    return f"step_{step:06d}"
+
+
+def state_step(state_path: str) -> int | None:
+    """The step after which a state was saved, None for a path that no run here has named."""
+    found = re.fullmatch(r"tinker://.*/weights/step_(\d+)", state_path)
+    return int(found[1]) if found else None
+
+
 @dataclass(frozen=True)
 class SavedState:
     """A training state to start from.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_client.jsonl import read_rows
-from tinker_client.run_dir import read_config
+from tinker_client.run_dir import read_config, state_step
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,18 @@ class RunCost:
     sampled: int
 
 
-def training_runs(source: str | None) -> list[RunCost] | None:
+def training_runs(source: str | None, state: str | None = None) -> list[RunCost] | None:
     """The runs that made a model, the last one first; empty for the base model.
 
     source: what was evaluated, as `evaluate.py --checkpoint` takes it: a run directory, followed through its --init to
     the run that it started from. None if one of them is not a run directory here, so that the cost is not known.
+    state: the path of the checkpoint that was evaluated; the run may have gone on since.
     """
-    runs = list(_chain(source))
+    runs = list(_chain(source, state))
     return None if None in runs else [run for run in runs if run is not None]
 
 
-def _chain(source: str | None) -> Iterator[RunCost | None]:
+def _chain(source: str | None, state: str | None) -> Iterator[RunCost | None]:
     seen: set[Path] = set()
     while source is not None:
         run_dir = Path(source).expanduser()
@@ -41,8 +42,9 @@ def _chain(source: str | None) -> Iterator[RunCost | None]:
             yield None
             return
         seen.add(run_dir)
-        yield _cost(run_dir, checkpoints[-1]["step"])
-        source = config["flags"].get("init")
+        step = state_step(state or "")  # its row may be gone: a run keeps the newest ones
+        yield _cost(run_dir, checkpoints[-1]["step"] if step is None else step)
+        source, state = config["flags"].get("init"), None
 
 
 def _cost(run_dir: Path, last_step: int) -> RunCost:

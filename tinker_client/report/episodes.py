@@ -49,6 +49,7 @@ class Evaluation:
     broken: the task of each episode that the server failed and that was not played again.
     max_turns: the budget that the episodes had. player: as `evaluate.py --player` takes it.
     source: what was evaluated, a run directory or a state path; None is the base model.
+    state: the state path that `source` meant when it was evaluated, if that is on record.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Evaluation:
     max_turns: int
     player: str = "model"
     source: str | None = None
+    state: str | None = None
 
 
 def load_evaluations(arguments: Sequence[str], depths: Sequence[int] | None = None) -> list[Evaluation]:
@@ -142,7 +144,8 @@ def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) 
     episodes: dict[tuple[str, int], Played] = {}
     broken, models, budgets = [], [], []
     for directory in directories:
-        flags = (read_config(directory) or {}).get("flags", {})
+        config = read_config(directory) or {}
+        flags, state = config.get("flags", {}), (config.get("server") or {}).get("state_path")
         rows = [row for row in latest_rows(directory) if depths is None or row["depth"] in depths]
         if not rows:
             raise UserError(f"{directory} holds no episodes to report on: run evaluate.py --run-dir {directory} first")
@@ -154,7 +157,7 @@ def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) 
                 broken.append(row["task_id"])
             else:
                 episodes[key] = played(row)
-        models.append((flags.get("player", "model"), flags.get("checkpoint")))
+        models.append((flags.get("player", "model"), flags.get("checkpoint"), state))
         budgets.append(flags.get("max_turns") or max(len(row["turns"]) for row in rows))
     if not episodes:
         raise UserError(f"every episode of {name} broke with the server: play them again with evaluate.py --resume")

@@ -114,7 +114,7 @@ def success_by_cost(what: Scope) -> Picture | None:
     """Success within the longest budget against the tokens trained on; None if no model's cost is known."""
     costs: dict[int, float] = {}
     for number, evaluation in enumerate(what.evaluations):
-        runs = training_runs(evaluation.source)
+        runs = training_runs(evaluation.source, evaluation.state)
         if runs is not None and evaluation.player == "model":
             costs[number] = sum(run.trained for run in runs) / 1e6
     if not any(costs.values()):
@@ -137,7 +137,7 @@ def success_by_cost(what: Scope) -> Picture | None:
 def training_curves(what: Scope) -> Iterator[Picture]:
     """The metrics of each run that made one of the models, step by step."""
     directories = {
-        run.run_dir: None for e in what.evaluations for run in training_runs(e.source) or [] if run.steps > 0
+        run.run_dir: None for e in what.evaluations for run in training_runs(e.source, e.state) or [] if run.steps > 0
     }
     for number, directory in enumerate(directories):
         rows = read_rows(directory / "metrics.jsonl")

@@ -1,12 +1,12 @@
 """What a report is about: models, budgets, and the sets of tasks that are reported together."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from textcraft.facts import BUDGETS
 from tinker_client.errors import UserError
-from tinker_client.report.episodes import Evaluation, fits
+from tinker_client.report.episodes import Evaluation, benchmark_task, fits
 from tinker_client.report.post import difficulty_key
 
 
@@ -68,13 +68,20 @@ def _set(difficulty: str, tasks: Mapping[str, int], *, fit_75: bool) -> TaskSet:
     depths = sorted(set(tasks.values()))
     span = f"depth {depths[0]}" + (f"-{depths[-1]}" if len(depths) > 1 else "")
     fit = " that fit 75 turns" if fit_75 and difficulty == "hard" else ""
-    key = difficulty_key(difficulty, depths, len(tasks), fit_75=fit_75)
+    key = difficulty_key(difficulty, depths, len(tasks), fit_75=fit_75) if _of_val(tasks) else None
     return TaskSet(key, f"{difficulty}{fit}, {span} ({len(tasks)})", tuple(depths), frozenset(tasks))
 
 
 def _depths(evaluations: Sequence[Evaluation]) -> Iterator[TaskSet]:
     for depth, tasks in _grouped(evaluations, lambda task: task[0]).items():
-        yield TaskSet(f"depth_{depth}", f"depth {depth} ({len(tasks)})", (depth,), frozenset(tasks))
+        key = f"depth_{depth}" if _of_val(tasks) else None
+        yield TaskSet(key, f"depth {depth} ({len(tasks)})", (depth,), frozenset(tasks))
+
+
+def _of_val(tasks: Iterable[str]) -> bool:
+    """Whether all are of the split that the post evaluates on."""
+    found = map(benchmark_task, tasks)
+    return all(task is not None and task.split == "val" for task in found)
 
 
 def _grouped(evaluations: Sequence[Evaluation], key: Callable[[tuple[int, str]], Any]) -> dict[Any, dict[str, int]]:

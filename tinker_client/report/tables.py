@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tinker_client.report.cost import training_runs
-from tinker_client.report.measures import Comparison, Measures, ceiling, compare, measure
+from tinker_client.report.measures import Comparison, Measures, compare, measure
 from tinker_client.report.post import post_number
 from tinker_client.report.scope import Scope, TaskSet
 from tinker_client.report.statistics import Interval
@@ -50,20 +50,20 @@ def tables(what: Scope) -> list[Table]:
 def main_results(what: Scope) -> Table:
     """Success and pass@k on each set of tasks."""
     pass_at_k: list[_Measure] = [(f"pass@{what.k}", ".3f", lambda m: m.pass_at_k)] if what.k > 1 else []
-    columns: list[_Measure] = [_SUCCESS, *pass_at_k, *_COUNTS]
+    columns: list[_Measure] = [_SUCCESS, *pass_at_k, _CEILING, *_COUNTS]
     note = (
-        "success: share of all episodes, with its 95 % interval. ceiling: share of the tasks that an ideal run solves "
-        "within the turns."
+        "success: share of all episodes, with its 95 % interval. ceiling: share of the model's tasks that an ideal run "
+        "solves within the turns."
     )
-    return _of_measures(what, what.sets, columns, key="main_results", title="Success", note=note, ceilings=True)
+    return _of_measures(what, what.sets, columns, key="main_results", title="Success", note=note)
 
 
 def by_depth(what: Scope) -> Table:
     """Success on the tasks of each depth, where there are several."""
     note = "depth: crafting layers between the raw materials and the target."
     sets = what.depths if len(what.depths) > 1 else ()
-    columns = [_SUCCESS, *_COUNTS]
-    return _of_measures(what, sets, columns, key="success_by_depth", title="Success by depth", note=note, ceilings=True)
+    columns = [_SUCCESS, _CEILING, *_COUNTS]
+    return _of_measures(what, sets, columns, key="success_by_depth", title="Success by depth", note=note)
 
 
 def behaviour(what: Scope) -> Table:
@@ -127,7 +127,7 @@ def training_cost(what: Scope) -> Table:
     rows = []
     played_as_the_post = any(tasks.key for tasks in what.sets)  # else its costs are of something else
     for evaluation in what.evaluations:
-        runs = training_runs(evaluation.source)
+        runs = training_runs(evaluation.source, evaluation.state)
         if runs:
             own, before = runs[0], runs[1:]
             total = sum(run.trained for run in runs)
@@ -146,7 +146,9 @@ def training_cost(what: Scope) -> Table:
 
 _Measure = tuple[str, str, Callable[[Measures], Cell]]
 _Compared = tuple[str, str, Callable[[Comparison], Cell]]
+_SOME = "of these"
 _SUCCESS: _Measure = ("success", ".3f", lambda m: m.success)
+_CEILING: _Measure = ("ceiling", ".3f", lambda m: m.ceiling)
 _COUNTS: list[_Measure] = [
     ("episodes", "d", lambda m: m.episodes),
     ("broken", "d", lambda m: m.broken or None),
@@ -162,20 +164,21 @@ def _of_measures(
     key: str,
     title: str,
     note: str,
-    ceilings: bool = False,
 ) -> Table:
     rows = []
     for tasks, turns in ((tasks, turns) for tasks in sets for turns in what.budgets):
-        group: tuple[Cell, ...] = (tasks.label, turns, *([ceiling(tasks.tasks, turns)] if ceilings else []))
         for evaluation in what.evaluations:
             if turns in what.budgets_of(evaluation):
                 of = measure(evaluation, tasks.tasks, turns, what.k)
                 if of.episodes or of.broken:
-                    post = {name: post_number(evaluation.name, tasks.key, turns, name) for name, _, _ in measures}
-                    rows.append(_row(group, evaluation.name, [get(of) for _, _, get in measures], post))
-    columns = [Column("tasks"), Column("turns"), *([Column("ceiling", ".3f")] if ceilings else [])]
-    columns += [Column("model"), *(Column(name, style) for name, style, _ in measures)]
-    return _without_empty_columns(Table(key, title, tuple(columns), tuple(rows), note, 2 + ceilings))
+                    some = of.tasks if of.tasks < len(tasks.tasks) else None  # then the post's number is of others
+                    key_of_post = tasks.key if some is None else None
+                    post = {name: post_number(evaluation.name, key_of_post, turns, name) for name, _, _ in measures}
+                    cells = [some, *(get(of) for _, _, get in measures)]
+                    rows.append(_row((tasks.label, turns), evaluation.name, cells, {_SOME: None, **post}))
+    names = (Column("tasks"), Column("turns"), Column("model"), Column(_SOME, "d"))
+    columns = (*names, *(Column(name, style) for name, style, _ in measures))
+    return _without_empty_columns(Table(key, title, columns, tuple(rows), note, 2))
 
 
 def _of_comparisons(what: Scope, measures: Sequence[_Compared], *, key: str, title: str, note: str) -> Table:
@@ -212,6 +215,8 @@ def _without_empty_columns(table: Table) -> Table:
     note = table.note
     if any(column.name == "broken" for column in columns):
         note += " broken: episodes that the server failed, left out. of all: the rate if they all had failed."
+    if any(column.name == _SOME for column in columns):
+        note += f" {_SOME}: how many of the tasks the model has played, where it is not all."
     if any(row.post for row in rows):
         note += " post: what the post says of its model of the same name (Qwen3.5-4B)."
     return Table(table.key, table.title, columns, rows, note, sum(i < table.groups for i in kept))
