@@ -88,9 +88,7 @@ def test_the_check_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         script.main(script.Config("qwen3.5-4b_h200", skyrl=tmp_path))
 
 
-def test_it_becomes_the_server_in_skyrls_folder_and_forgets_old_requests(
-    tmp_path: Path,
-):
+def test_it_becomes_the_server_in_skyrls_folder_which_no_other_can_start_in_and_forgets_old_requests(tmp_path: Path):
     skyrl, run_dir = tmp_path / "skyrl", tmp_path / "run"
     (skyrl / "skyrl" / "tinker").mkdir(parents=True)
     run_dir.mkdir()
@@ -99,14 +97,20 @@ def test_it_becomes_the_server_in_skyrls_folder_and_forgets_old_requests(
         database.execute("INSERT INTO futures VALUES ('a prompt')")
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
-    uv.write_text('#!/bin/sh\n[ "$1" = --version ] || { pwd; echo "$@"; echo "key=$TINKER_API_KEY"; }\n')
+    uv.write_text('#!/bin/sh\n[ "$1" = --version ] || { pwd; echo "$@"; echo "key=$TINKER_API_KEY"; read end; }\n')
     uv.chmod(0o755)
     environment = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}", "TINKER_API_KEY": "secret"}
     command = [sys.executable, "-m", "server", "qwen3-0.6b_24gb", "--skyrl", skyrl, "--run-dir", run_dir, "--port", "1"]
-    done = subprocess.run(
-        command, cwd=script.REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    flags, folder, arguments, key = done.stdout.splitlines()
+    options: dict[str, Any] = {"cwd": script.REPOSITORY, "env": environment, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **options) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        flags, folder, arguments, key = (running.stdout.readline().rstrip() for _ in range(4))
+        second = subprocess.run(command, stderr=subprocess.STDOUT, timeout=60, check=False, **options)
+        running.communicate("end\n", timeout=60)
+    assert running.returncode == 0
+    assert second.returncode == 2
+    assert f"another process works in {run_dir}" in second.stdout.replace("\n", "")
     assert flags.endswith("--base-url http://127.0.0.1:1 --context-length 32768")
     assert (folder, key) == (str(skyrl), "key=")
     assert arguments.startswith("run --frozen --extra tinker --extra megatron -m skyrl.tinker.api --host 127.0.0.1")
