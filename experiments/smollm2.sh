@@ -1,7 +1,7 @@
 # The post's experiment with SmolLM2-135M-Instruct on two CPU cores. Sourced by reproduce.sh.
-# `./reproduce.sh smollm2` leaves GRPO alone out; `./reproduce.sh smollm2 --full` takes it in.
+# `./reproduce.sh smollm2` leaves out GRPO alone, and depth 4 but for SFT; `./reproduce.sh smollm2 --full` takes it in.
 # The README says why the counts are what they are.
-all_stages=(sft sft_grpo grpo evaluate report)
+all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
 
 prepare() {
@@ -24,26 +24,32 @@ sft() {
 }
 
 sft_grpo() {
-  step sft_grpo "$python" train_grpo.py "${grpo[@]}" --init "$out/sft" --depths 3 --fits-budget 8 --max-turns 10 \
-    --steps 3 --run-dir "$out/sft_grpo" --resume
+  step sft_grpo "$python" train_grpo.py "${grpo[@]}" --init "$out/sft" --depths 3 --fits-budget 7 --max-turns 9 \
+    --steps 2 --run-dir "$out/sft_grpo" --resume
 }
 
 grpo() {
-  step grpo "$python" train_grpo.py "${grpo[@]}" --depths 2 --fits-budget 3 --max-turns 6 --steps 3 \
+  step grpo "$python" train_grpo.py "${grpo[@]}" --depths 2 --fits-budget 3 --max-turns 6 --steps 2 \
     --run-dir "$out/grpo" --resume
 }
 
+declare -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
+
 evaluate() {
-  local -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
-  local -A tasks=(
-    [easy]="--difficulty easy --limit 24 --max-reply-tokens 96"
-    [depth4]="--depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128"
-  )
-  local set model
-  for set in easy depth4; do
-    for model in base grpo sft sft_grpo; do
-      # shellcheck disable=SC2086 # flags of their own
-      evaluate_model $model "${made_by[$model]:-}" $set "${backend[@]}" --resume --max-turns 12 ${tasks[$set]}
-    done
+  local model
+  for model in base grpo sft sft_grpo; do
+    evaluate_model $model "${made_by[$model]:-}" easy "${backend[@]}" --resume --max-turns 12 \
+      --difficulty easy --limit 24 --max-reply-tokens 96
   done
+  evaluate_depth4 sft
+}
+
+depth4() {
+  local model
+  for model in base grpo sft_grpo; do evaluate_depth4 $model; done
+}
+
+evaluate_depth4() {
+  evaluate_model $1 "${made_by[$1]:-}" depth4 "${backend[@]}" --resume --max-turns 12 \
+    --depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128
 }
