@@ -1,5 +1,5 @@
 # The post's experiment with SmolLM2-135M-Instruct on two CPU cores. Sourced by reproduce.sh.
-# `./reproduce.sh smollm2` leaves out GRPO alone, and depth 4 but for SFT; `./reproduce.sh smollm2 --full` takes it in.
+# `./reproduce.sh smollm2` leaves GRPO alone and depth 4 out; `./reproduce.sh smollm2 --full` takes them in.
 # The README says why the counts are what they are.
 all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
@@ -33,23 +33,15 @@ grpo() {
     --run-dir "$out/grpo" --resume
 }
 
-declare -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
+evaluate() { every_model easy --difficulty easy --limit 24 --max-reply-tokens 96; }
 
-evaluate() {
-  local model
+depth4() { every_model depth4 --depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128; }
+
+every_model() { # what the tasks are called, flags...
+  local -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
+  local model tasks=$1
+  shift
   for model in base grpo sft sft_grpo; do
-    evaluate_model $model "${made_by[$model]:-}" easy "${backend[@]}" --resume --max-turns 12 \
-      --difficulty easy --limit 24 --max-reply-tokens 96
+    evaluate_model $model "${made_by[$model]:-}" "$tasks" "${backend[@]}" --resume --max-turns 12 "$@"
   done
-  evaluate_depth4 sft
-}
-
-depth4() {
-  local model
-  for model in base grpo sft_grpo; do evaluate_depth4 $model; done
-}
-
-evaluate_depth4() {
-  evaluate_model $1 "${made_by[$1]:-}" depth4 "${backend[@]}" --resume --max-turns 12 \
-    --depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128
 }

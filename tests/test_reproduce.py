@@ -98,7 +98,7 @@ def test_every_command_is_one_that_the_scripts_take(tmp_path: Path, url: str):
     assert len(report.evaluations) == 10
 
 
-def test_the_small_experiment_leaves_grpo_alone_and_most_of_depth_4_to_full(tmp_path: Path, url: str):
+def test_the_small_experiment_leaves_grpo_alone_and_depth_4_to_full(tmp_path: Path, url: str):
     scripts = {"train_sft.py": train_sft, "train_grpo.py": train_grpo, "evaluate.py": evaluate}
 
     def runs(*stages: str) -> dict[str, object]:
@@ -112,11 +112,11 @@ def test_the_small_experiment_leaves_grpo_alone_and_most_of_depth_4_to_full(tmp_
         return {config.run_dir.name: config for config in configs}
 
     usual = runs()
-    assert list(usual) == ["sft", "sft_grpo", "base-easy", "sft-easy", "sft_grpo-easy", "sft-depth4"]
+    assert list(usual) == ["sft", "sft_grpo", "base-easy", "sft-easy", "sft_grpo-easy"]
     assert (usual["sft_grpo"].depths, usual["sft_grpo"].init) == ((3,), str(usual["sft"].run_dir))
     more = runs("--full")  # the others are done
-    assert list(more) == ["grpo", "grpo-easy", "base-depth4", "grpo-depth4", "sft_grpo-depth4"]
-    assert {config.depths for name, config in {**usual, **more}.items() if name.endswith("-depth4")} == {(4,)}
+    assert list(more) == ["grpo", "grpo-easy", *(f"{model}-depth4" for model in ("base", "grpo", "sft", "sft_grpo"))]
+    assert {config.depths for name, config in more.items() if name.endswith("-depth4")} == {(4,)}
     assert {path.name for path in (tmp_path / "out" / "done").iterdir()} >= {"sft", "grpo", "evaluate-base-easy"}
 
 
