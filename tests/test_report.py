@@ -136,6 +136,9 @@ def test_a_model_that_played_some_of_the_tasks_says_so_and_has_their_ceiling():
     assert [column.name for column in main.columns[3:]] == ["of these", "success", "pass@4", "ceiling", "episodes"]
     rows = {row.cells[2]: (row.cells[3], row.cells[6]) for row in main.rows if row.cells[0] == "hard, depth 7-9 (136)"}
     assert rows == {"base": (None, pytest.approx(44 / 136)), "sft": (44, 1.0)}
+    models = [quarter("sft", FIT_75, skill=0.5), quarter("sft_grpo", FIT_75[:5], skill=0.5)]
+    (compared,) = [table for table in tables(scope(models, budgets=[75])) if table.key == "comparison"]
+    assert not any(row.post for row in compared.rows)
 
 
 def test_every_number_of_the_post_has_its_words():

@@ -33,25 +33,27 @@ def tracker(monkeypatch) -> ModuleType:
 
 
 def test_each_step_is_mirrored_under_the_name_of_the_run(tracker, tmp_path):
-    write_json(tmp_path / "config.json", {"flags": {"lr": 1e-5}})
+    write_json(tmp_path / "config.json", {"flags": {"lr": 1e-5}, "started": "now"})
     with tracking.track("trackio", tmp_path) as log:
         log(1, {"reward/mean": 0.5})
+    name = f"{tmp_path.name}-now"
     assert tracker.told == [
-        ("init", (), {"project": "textcraft-rl", "name": tmp_path.name, "config": {"lr": 1e-5}, "resume": "never"}),
+        ("init", (), {"project": "textcraft-rl", "name": name, "config": {"lr": 1e-5}, "resume": "never"}),
         ("log", ({"reward/mean": 0.5},), {"step": 1}),
         ("finish", (), {}),
     ]
 
 
-def test_a_resumed_run_goes_on_in_wandb_and_a_new_one_of_its_name_does_not(tracker, tmp_path):
+@pytest.mark.parametrize(("package", "key"), [("trackio", "name"), ("wandb", "id")])
+def test_a_resumed_run_goes_on_in_the_tracker_and_a_new_one_of_its_name_does_not(tracker, tmp_path, package, key):
     first = {"flags": {}, "started": "2026-11-29T22:42:00+00:00"}
     for config in (first, first | {"resumed": "2026-11-30T01:00:00+00:00"}, first | {"started": "2026-11-30T02:00:00"}):
         write_json(tmp_path / "config.json", config)
-        with tracking.track("wandb", tmp_path):
+        with tracking.track(package, tmp_path):
             pass
     begun, resumed, begun_again = (named for what, _, named in tracker.told if what == "init")
-    assert begun["id"] == resumed["id"] != begun_again["id"]
-    assert not set(begun["id"]) & set("/\\#?%:")  # what wandb refuses
+    assert begun[key] == resumed[key] != begun_again[key]
+    assert not set(begun[key]) & set("/\\#?%:")  # what wandb refuses
     assert [run["resume"] for run in (begun, resumed, begun_again)] == ["never", "allow", "never"]
 
 
@@ -68,7 +70,7 @@ def test_both_training_scripts_mirror_what_they_write_down(tracker, tmp_path):
 
 
 def test_the_tracker_is_closed_when_the_run_fails(tracker, tmp_path):
-    write_json(tmp_path / "config.json", {"flags": {}})
+    write_json(tmp_path / "config.json", {"flags": {}, "started": "now"})
     with pytest.raises(ZeroDivisionError), tracking.track("trackio", tmp_path):
         raise ZeroDivisionError
     assert tracker.told[-1][0] == "finish"

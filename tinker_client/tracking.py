@@ -23,7 +23,7 @@ def require_tracker(tracker: Tracker | None) -> None:
 
 @contextmanager
 def track(tracker: Tracker | None, run_dir: Path) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """A function that logs a step's metrics to the tracker, if there is one, under the run directory's name.
+    """A function that logs a step's metrics to the tracker, if there is one, under the run's name and time of start.
 
     A resumed run goes on in the tracker too. trackio writes to this machine, wandb to where its own settings say.
     """
@@ -32,9 +32,9 @@ def track(tracker: Tracker | None, run_dir: Path) -> Iterator[Callable[[int, Map
         return
     module: Any = importlib.import_module(tracker)
     config = json.loads((run_dir / "config.json").read_text())
-    name = run_dir.resolve().name
-    # trackio finds the run to go on with by its name, wandb by an id, which may hold no colon.
-    identity = {"id": f"{name}-{config['started'].replace(':', '')}"} if tracker == "wandb" else {}
+    # By this the run is found again: by trackio as its name, by wandb as its id, which may hold no colon.
+    name = f"{run_dir.resolve().name}-{config['started'].replace(':', '')}"
+    identity = {"id": name} if tracker == "wandb" else {}
     resume = "allow" if "resumed" in config else "never"
     module.init(project=PROJECT, name=name, config=config["flags"], resume=resume, **identity)
     try:

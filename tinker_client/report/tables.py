@@ -190,7 +190,8 @@ def _of_comparisons(what: Scope, measures: Sequence[_Compared], *, key: str, tit
             cells = [get(between) for _, _, get in measures]
             if between.tasks and cells[0] is not None:
                 name = f"{second.name} - {first.name}"
-                post = {measure: post_number(name, tasks.key, turns, measure) for measure, _, _ in measures}
+                key_of_post = tasks.key if between.tasks == len(tasks.tasks) else None
+                post = {measure: post_number(name, key_of_post, turns, measure) for measure, _, _ in measures}
                 rows.append(_row((tasks.label, turns), name, cells, post))
     names = (Column("tasks"), Column("turns"), Column("models"))
     columns = (*names, *(Column(name, style) for name, style, _ in measures))
