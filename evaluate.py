@@ -23,21 +23,21 @@ from rich.markup import escape
 
 from textcraft import Task
 from textcraft.world import Difficulty, Split
-from tinker_client.chat import ChatTemplate
-from tinker_client.connect import BackendConfig, connect
+from tinker_client.connection.connect import BackendConfig, connect
+from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.dry_run import print_play
 from tinker_client.errors import ServerError, UserError, exit_on_user_error
-from tinker_client.evaluation import EvaluationRun
-from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
-from tinker_client.players import PlayerClient, oracle
-from tinker_client.report.episodes import load_evaluations
-from tinker_client.report.render import print_tables
-from tinker_client.report.scope import scope
-from tinker_client.report.tables import tables
-from tinker_client.rollout import PlayConfig, Policy, play
-from tinker_client.run_dir import SavedState, resolve_state
-from tinker_client.stopping import resumable
-from tinker_client.tasks import select_tasks
+from tinker_client.evaluation.directory import EvaluationRun
+from tinker_client.evaluation.episodes import load_evaluations
+from tinker_client.evaluation.render import print_tables
+from tinker_client.evaluation.scope import scope
+from tinker_client.evaluation.tables import tables
+from tinker_client.play.chat import ChatTemplate
+from tinker_client.play.players import PlayerClient, oracle
+from tinker_client.play.rollout import PlayConfig, Policy, play
+from tinker_client.play.tasks import select_tasks
+from tinker_client.run.run_dir import SavedState, resolve_state
+from tinker_client.run.stopping import resumable
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def report(config: ReportConfig) -> None:
         if not (directory / "summary.json").exists():
             console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
     if config.out is not None:
-        from tinker_client.report.files import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
+        from tinker_client.evaluation.files import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
 
         write_report(what, config.out)
         console.print(f"written: {config.out / 'report.html'}, and the tables and pictures beside it", soft_wrap=True)

@@ -6,7 +6,7 @@
 Without --base-url it starts SkyRL's server with the tiny model on this machine's CPU.
 
 A step takes the `groups` next tasks of the plan, each played `group_size` times, and makes one optimizer step on all
-of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/scheduler.py).
+of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/play/scheduler.py).
 How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
 - the advantage is the reward minus the group's mean, not divided by the standard deviation (Dr. GRPO, Liu et al. 2025);
 - the loss is the mean over all action tokens of the step, not the mean of the episodes' means (DAPO, Yu et al. 2025).
@@ -28,24 +28,24 @@ import tyro
 from rich.console import Console
 
 from textcraft.world import Difficulty
-from tinker_client.backend import Backend
-from tinker_client.background import Rollouts
-from tinker_client.checkpoints import commit
-from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
+from tinker_client.connection.backend import Backend
+from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.dry_run import print_play
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.groups import Advantage, Rewards, advantages, group_metrics
-from tinker_client.health import check_last
-from tinker_client.metrics import episode_metrics, optimizer_metrics, policy_metrics
-from tinker_client.plan import Plan
-from tinker_client.records import EpisodeRecord
-from tinker_client.rollout import PlayConfig, sync_policy
-from tinker_client.run_dir import RunDir, resolve_start
-from tinker_client.stopping import finishing_steps, resumable
-from tinker_client.tasks import select_tasks
-from tinker_client.tracking import Tracker, require_tracker, track
-from tinker_client.updates import update
+from tinker_client.play.ahead import Rollouts
+from tinker_client.play.plan import Plan
+from tinker_client.play.records import EpisodeRecord
+from tinker_client.play.rollout import PlayConfig, sync_policy
+from tinker_client.play.tasks import select_tasks
+from tinker_client.run.run_dir import RunDir, resolve_start
+from tinker_client.run.stopping import finishing_steps, resumable
+from tinker_client.run.tracking import Tracker, require_tracker, track
+from tinker_client.train.advantages import Advantage, Rewards, advantages, group_metrics
+from tinker_client.train.checkpoints import commit
+from tinker_client.train.datums import PolicyLoss, PolicyLossName, check_reduction, policy_batch
+from tinker_client.train.diagnostics import check_last
+from tinker_client.train.metrics import episode_metrics, optimizer_metrics, policy_metrics
+from tinker_client.train.updates import update
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,19 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from tinker_client.backend import Backend
-from tinker_client.chat import Conversation
-from tinker_client.checkpoints import commit
-from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import check_form, supervised_batch
-from tinker_client.demonstrations import epoch_batches, read_demonstrations, tokenize
+from tinker_client.connection.backend import Backend
+from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.dry_run import print_supervised
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.metrics import action_nll, optimizer_metrics
-from tinker_client.run_dir import RunDir
-from tinker_client.stopping import finishing_steps, resumable
-from tinker_client.tracking import Tracker, require_tracker, track
-from tinker_client.updates import forward, update
+from tinker_client.play.chat import Conversation
+from tinker_client.run.run_dir import RunDir
+from tinker_client.run.stopping import finishing_steps, resumable
+from tinker_client.run.tracking import Tracker, require_tracker, track
+from tinker_client.train.checkpoints import commit
+from tinker_client.train.datums import check_form, supervised_batch
+from tinker_client.train.demonstrations import epoch_batches, read_demonstrations, tokenize
+from tinker_client.train.metrics import action_nll, optimizer_metrics
+from tinker_client.train.updates import forward, update
 
 
 @dataclass(frozen=True)

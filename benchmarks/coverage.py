@@ -16,7 +16,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tinker_client.report.statistics import Interval, Outcomes, paired_difference, pass_at_k, success_rate
+from tinker_client.evaluation.statistics import Interval, Outcomes, paired_difference, pass_at_k, success_rate
 
 RATES = (0.05, 0.14, 0.5)
 BOOTSTRAPS = 1000

@@ -32,15 +32,15 @@ sys.path.insert(0, str(ROOT))
 
 import train_grpo  # noqa: E402
 from textcraft import load_tasks  # noqa: E402
-from tinker_client.background import Rollouts  # noqa: E402
-from tinker_client.chat import ChatTemplate  # noqa: E402
-from tinker_client.connect import BackendConfig, connect  # noqa: E402
-from tinker_client.groups import Rewards  # noqa: E402
-from tinker_client.jsonl import read_rows  # noqa: E402
-from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids  # noqa: E402
-from tinker_client.records import EpisodeRecord  # noqa: E402
-from tinker_client.rollout import PlayConfig, Policy, play, sync_policy  # noqa: E402
-from tinker_client.server import answers  # noqa: E402
+from tinker_client.connection.connect import BackendConfig, connect  # noqa: E402
+from tinker_client.connection.local_server import answers  # noqa: E402
+from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids  # noqa: E402
+from tinker_client.play.ahead import Rollouts  # noqa: E402
+from tinker_client.play.chat import ChatTemplate  # noqa: E402
+from tinker_client.play.records import EpisodeRecord  # noqa: E402
+from tinker_client.play.rollout import PlayConfig, Policy, play, sync_policy  # noqa: E402
+from tinker_client.run.jsonl import read_rows  # noqa: E402
+from tinker_client.train.advantages import Rewards  # noqa: E402
 
 
 class Instant:

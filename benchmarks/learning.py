@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import evaluate
 import train_grpo
-from tinker_client.connect import BackendConfig
+from tinker_client.connection.connect import BackendConfig
 from tinker_client.errors import exit_on_user_error
-from tinker_client.groups import Advantage, Rewards, advantages
-from tinker_client.jsonl import read_rows
-from tinker_client.report.episodes import Evaluation, load_evaluations
+from tinker_client.evaluation.episodes import Evaluation, load_evaluations
+from tinker_client.run.jsonl import read_rows
+from tinker_client.train.advantages import Advantage, Rewards, advantages
 
 NAMES = {1: "advantages as they are", -1: "negated", 0: "zero"}
 

@@ -22,13 +22,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tinker_client import server, updates
-from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import PolicyLoss, policy_batch
+from tinker_client.connection import local_server
+from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.errors import exit_on_user_error
-from tinker_client.records import EpisodeRecord
-from tinker_client.rollout import PlayConfig, play, sync_policy
-from tinker_client.tasks import select_tasks
+from tinker_client.play.records import EpisodeRecord
+from tinker_client.play.rollout import PlayConfig, play, sync_policy
+from tinker_client.play.tasks import select_tasks
+from tinker_client.train import updates
+from tinker_client.train.datums import PolicyLoss, policy_batch
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ def main(config: Config) -> None:
 @contextmanager
 def plain() -> Iterator[None]:
     """The local server and updates without what this project sets for a CPU."""
-    settings = server.backend_config
+    settings = local_server.backend_config
     with (
-        mock.patch.object(server, "sample_batch", lambda model_dir: 16),
-        mock.patch.object(server, "backend_config", lambda *sizes: settings(*sizes) | {"loss_chunk_size": 1024}),
+        mock.patch.object(local_server, "sample_batch", lambda model_dir: 16),
+        mock.patch.object(local_server, "backend_config", lambda *sizes: settings(*sizes) | {"loss_chunk_size": 1024}),
         mock.patch.object(updates, "_calls", lambda batch, backend: [list(range(len(batch.datums)))]),
     ):
         yield

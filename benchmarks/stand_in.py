@@ -30,8 +30,8 @@ from starlette.routing import Route
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tinker_client.chat import ChatTemplate
-from tinker_client.models import TINY_MODEL, load_tokenizer, stop_token_ids
+from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids
+from tinker_client.play.chat import ChatTemplate
 
 THOUGHTS = "I look at what there is before I go on, since the last craft may have used some of it up. " * 2
 LOOK, FINISH = f"{THOUGHTS}<tool>view_inventory()</tool>", f"{THOUGHTS}<tool>finish()</tool>"

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import tyro
 
 from server import check
-from tinker_client.claims import claimed
+from tinker_client.connection.local_server import answers, find_uv
+from tinker_client.connection.local_state import forget_requests
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.server import answers, find_uv
-from tinker_client.server_files import forget_requests
+from tinker_client.run.locks import claimed
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIGS = REPOSITORY / "server" / "configs"

@@ -21,11 +21,11 @@ from sft_data.dataset import DataError, Row, sample
 from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import load_tasks
-from tinker_client.chat import Conversation
-from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import supervised_batch
-from tinker_client.demonstrations import tokenize
-from tinker_client.updates import forward
+from tinker_client.connection.connect import BackendConfig, connect
+from tinker_client.play.chat import Conversation
+from tinker_client.train.datums import supervised_batch
+from tinker_client.train.demonstrations import tokenize
+from tinker_client.train.updates import forward
 
 FloatArray = npt.NDArray[np.float64]
 

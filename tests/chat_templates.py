@@ -8,8 +8,8 @@ import functools
 
 from transformers import AutoTokenizer
 
-from tinker_client.chat import ChatTemplate
-from tinker_client.models import TINY_MODEL
+from tinker_client.connection.models import TINY_MODEL
+from tinker_client.play.chat import ChatTemplate
 
 CHATML = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor -%}

@@ -7,9 +7,9 @@ import tyro
 
 import train_grpo
 from textcraft import Episode, Turn
-from tinker_client import rollout
 from tinker_client.errors import exit_on_user_error
-from tinker_client.stopping import resumable
+from tinker_client.play import rollout
+from tinker_client.run.stopping import resumable
 
 
 class CoinGame(Episode):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import tinker
 
-from tinker_client.backend import Backend
-from tinker_client.connect import BackendConfig, connect
+from tinker_client.connection.backend import Backend
+from tinker_client.connection.connect import BackendConfig, connect
 
 RANK = 8
 

@@ -34,16 +34,16 @@ from rich.console import Console
 
 from tests.fault_proxy import KINDS, Kind, faulty
 from tests.killing import ended, moment, now, part_of, wait_until
-from tinker_client.connect import BackendConfig, connect
-from tinker_client.datums import supervised_batch
-from tinker_client.demonstrations import read_demonstrations, tokenize
+from tinker_client.connection.connect import BackendConfig, connect
+from tinker_client.connection.local_server import LocalServer
+from tinker_client.connection.local_state import import_state
+from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import EXIT_SERVER_ERROR, EXIT_USER_ERROR
-from tinker_client.jsonl import read_rows
-from tinker_client.models import TINY_MODEL
-from tinker_client.run_dir import resolve_state
-from tinker_client.server import LocalServer
-from tinker_client.server_files import import_state
-from tinker_client.updates import forward
+from tinker_client.run.jsonl import read_rows
+from tinker_client.run.run_dir import resolve_state
+from tinker_client.train.datums import supervised_batch
+from tinker_client.train.demonstrations import read_demonstrations, tokenize
+from tinker_client.train.updates import forward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAY = "--depths 2 --max-turns 2 --max-reply-tokens 16"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from textcraft import load_tasks
 from textcraft.facts import ideal_run
-from tinker_client.report.episodes import Evaluation, played
+from tinker_client.evaluation.episodes import Evaluation, played
 
 HARD = load_tasks("val", "hard")
 FIT_75 = [task for task in HARD if ideal_run(task).turns <= 75]

@@ -1,7 +1,7 @@
 """Playing episodes and keeping them, which the scripts do not."""
 
-from tinker_client import rollout
-from tinker_client.records import EpisodeRecord
+from tinker_client.play import rollout
+from tinker_client.play.records import EpisodeRecord
 
 
 def play(*arguments, **options) -> list[EpisodeRecord]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from tinker_client import models
-from tinker_client.connect import BackendConfig
+from tinker_client.connection import models
+from tinker_client.connection.connect import BackendConfig
+from tinker_client.connection.export import export_adapter
+from tinker_client.connection.local_server import LocalServer
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.export import export_adapter
-from tinker_client.health import check
-from tinker_client.jsonl import read_rows
-from tinker_client.server import LocalServer
+from tinker_client.run.jsonl import read_rows
+from tinker_client.train.diagnostics import check
 
 # Scripts send a heartbeat every 10 s. One that was killed leaves the only adapter behind for so long.
 DEAD_SCRIPT_S = 120

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from textcraft import Task
 from textcraft.facts import ideal_run
-from tinker_client.chat import ChatTemplate, Message
-from tinker_client.connect import BackendConfig
-from tinker_client.demonstrations import read_lines, tokenize
+from tinker_client.connection.connect import BackendConfig
+from tinker_client.connection.models import load_tokenizer, local_model_dir, stop_token_ids
 from tinker_client.errors import UserError
-from tinker_client.models import load_tokenizer, local_model_dir, stop_token_ids
+from tinker_client.play.chat import ChatTemplate, Message
+from tinker_client.train.demonstrations import read_lines, tokenize
 
 
 def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int, max_reply_tokens: int) -> None:

@@ -1,0 +1,81 @@
+"""An evaluation's directory while it is played: what is there already, what ends, and what it all says at the end."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tinker_client.errors import UserError
+from tinker_client.evaluation.episodes import Evaluation, latest_rows, load_evaluations
+from tinker_client.evaluation.measures import measure
+from tinker_client.evaluation.scope import scope
+from tinker_client.play.records import EpisodeRecord
+from tinker_client.run.jsonl import append_rows, write_json, write_rows
+from tinker_client.run.run_dir import RunDir, SavedState, read_config
+
+# What --checkpoint means is compared by the state that it leads to; the loss is of no use to an evaluation.
+_MAY_CHANGE = frozenset({"loss_reduction", "checkpoint"})
+
+
+class EvaluationRun:
+    """The directory of one evaluation. Episodes are written as they end; `finished` says which need not be played.
+
+    Make it with `EvaluationRun.open`.
+    """
+
+    def __init__(self, run: RunDir, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._run = run
+        self._episodes = run.path / "episodes.jsonl"
+        self.finished = frozenset((row["group"], row["episode"]) for row in rows if row["end"] != "broken")
+
+    @classmethod
+    def open(cls, path: Path, config: Any, checkpoint: SavedState | None, *, resume: bool, overwrite: bool) -> Self:
+        """Start an evaluation in `path`, or with `resume` go on with the one that it holds.
+
+        config: the script's flags, a dataclass. Raises UserError if the evaluation that is gone on with had other
+        flags or another state to evaluate, and as `RunDir.create` does.
+        """
+        server = ((read_config(path) if resume else None) or {}).get("server")
+        if server is not None and server["state_path"] != _state(checkpoint):
+            models = [name or "the base model" for name in (server["state_path"], _state(checkpoint))]
+            raise UserError(f"{path} evaluates {models[0]}, not {models[1]}: give another --run-dir or --checkpoint")
+        run = RunDir.create(path, config, resume=resume, overwrite=overwrite, init=checkpoint, may_change=_MAY_CHANGE)
+        if server is None:
+            run.record_server({"state_path": _state(checkpoint)})
+        return cls(run, latest_rows(path) if resume else [])
+
+    def record_server(self, server: Mapping[str, Any], checkpoint: SavedState | None) -> None:
+        """Add what is known about the server, and which state it plays, to config.json."""
+        self._run.record_server({**server, "state_path": _state(checkpoint)})
+
+    def add(self, episode: EpisodeRecord) -> None:
+        """Write an episode that has ended; one that broke will be played again on the next resume."""
+        append_rows(self._episodes, [episode.row()])
+
+    def close(self) -> Evaluation:
+        """Put the episodes in order, one row each, write summary.json and return what was played."""
+        rows = sorted(latest_rows(self._run.path), key=lambda row: (row["group"], row["episode"]))
+        write_rows(self._episodes, rows)
+        (evaluation,) = load_evaluations([str(self._run.path)])
+        write_json(self._run.path / "summary.json", summary(evaluation))
+        return evaluation
+
+
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """What summary.json holds: measures of all episodes, by depth and by difficulty at the budget that was played, and
+    of all episodes by budget."""
+    what = scope([evaluation])
+    everything = frozenset(task for tasks in what.depths for task in tasks.tasks)
+
+    def measures(tasks: frozenset[str], budget: int = evaluation.max_turns) -> dict[str, Any]:
+        return measure(evaluation, tasks, budget, what.k).to_json()
+
+    return {
+        "overall": measures(everything),
+        "by_depth": {str(tasks.depths[0]): measures(tasks.tasks) for tasks in what.depths},
+        "by_difficulty": {tasks.label: measures(tasks.tasks) for tasks in what.sets},
+        "by_budget": {str(budget): measures(everything, budget) for budget in what.budgets},
+    }
+
+
+def _state(checkpoint: SavedState | None) -> str | None:
+    return checkpoint.state_path if checkpoint else None
