@@ -11,18 +11,20 @@ on with --resume. `report` needs no server: it reads the episodes.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge
 from rich.console import Console
 from rich.markup import escape
 
 from textcraft import Task
 from textcraft.world import Difficulty, Split
+from tinker_client.connection.alive import Liveness
 from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.dry_run import print_play
@@ -33,10 +35,12 @@ from tinker_client.evaluation.render import print_tables
 from tinker_client.evaluation.scope import scope
 from tinker_client.evaluation.tables import tables
 from tinker_client.play.chat import ChatTemplate
+from tinker_client.play.environment import find_environment
+from tinker_client.play.gate import Gate
 from tinker_client.play.players import PlayerClient, oracle
 from tinker_client.play.rollout import PlayConfig, Policy, play
 from tinker_client.play.tasks import select_tasks
-from tinker_client.run.run_dir import SavedState, resolve_state
+from tinker_client.run.flags import Count, NotNegative, check_flags
 from tinker_client.run.stopping import resumable
 
 
@@ -49,7 +53,9 @@ class Config:
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
     checkpoint: str | None = None
     """What to evaluate: a run directory (its last checkpoint) or a tinker:// training path. Default: the base model."""
-    rank: int = 32
+    env: str = "textcraft"
+    """The game, or module:object of one of your own (tinker_client/play/environment.py)."""
+    rank: Count = 32
     """LoRA rank of the untrained adapter that plays as the base model. SkyRL's GPU backends allow one rank a server."""
     player: Literal["model", "oracle"] = "model"
     """Who plays: the model, or the expert who knows every recipe. The expert needs no server and shows the ceilings."""
@@ -61,21 +67,21 @@ class Config:
     """Play tasks of these depths only."""
     tasks: tuple[str, ...] | None = None
     """Play these tasks only, by id, for example textcraft_synth.val.17."""
-    limit: int | None = None
+    limit: Count | None = None
     """Play this many of the tasks: a fixed sample, taken evenly over the depths."""
-    fits_budget: int | None = None
+    fits_budget: Count | None = None
     """Play only tasks whose ideal run fits so many turns; with --difficulty hard, 75 leaves the post's 44 tasks."""
-    rollouts: int = 1
+    rollouts: Count = 1
     """Episodes of each task."""
-    max_turns: int = 150
+    max_turns: Count = 150
     """Turns of an episode. The prompt does not tell, so that episodes also show what fewer turns would have given."""
-    max_reply_tokens: int = 512
+    max_reply_tokens: Count = 512
     """Tokens of a reply; a longer one is cut off."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Ge(0)] = 1.0
     """Sampling temperature."""
     seed: int = 0
     """Sets every sampling seed."""
-    retries: int = 2
+    retries: NotNegative = 2
     """How often an episode asks again for a turn that the server failed, before it counts as broken."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with the evaluation that --run-dir holds: play what is missing, and what broke with the server."""
@@ -85,14 +91,11 @@ class Config:
     """Print the tasks, the ceiling and the most turns and tokens this could take, and stop."""
 
     def __post_init__(self) -> None:
-        counts = (
-            *(self.rank, self.rollouts, self.max_turns, self.max_reply_tokens),
-            *(1 if count is None else count for count in (self.limit, self.fits_budget)),
-        )
-        if min(counts) < 1 or min(self.temperature, self.retries) < 0:
-            raise UserError("counts start at 1, and --temperature and --retries are not negative")
+        check_flags(self)
         if self.player == "oracle" and self.checkpoint is not None:
             raise UserError("--player oracle plays without a model: leave --checkpoint out")
+        if self.player == "oracle" and self.env != "textcraft":
+            raise UserError("--player oracle knows textcraft only: leave --env out")
 
 
 @dataclass(frozen=True)
@@ -106,39 +109,45 @@ class ReportConfig:
     """Count tasks of these depths only."""
     budgets: tuple[int, ...] | None = None
     """Turns to report at. Default: 75, 150 and the turns that were played, as far as that goes."""
-    pass_at: int | None = None
+    pass_at: Count | None = None
     """The k of pass@k. Default: the episodes of a task."""
     out: Path | None = None
     """Folder for the tables (Markdown, CSV), the pictures (PNG, SVG) and report.html, the page to browse episodes."""
 
     def __post_init__(self) -> None:
-        if not self.evaluations or min((*(self.budgets or ()), self.pass_at or 1)) < 1 or self.pass_at == 0:
-            raise UserError("name at least one evaluation; --budgets and --pass-at start at 1")
+        check_flags(self)
+        if not self.evaluations or min(self.budgets or (1,)) < 1:
+            raise UserError("name at least one evaluation; --budgets start at 1")
 
 
 def main(config: Config) -> None:
+    environment = find_environment(config.env)
     tasks = select_tasks(
-        config.split, config.difficulty, config.depths, config.tasks, limit=config.limit, fits_budget=config.fits_budget
+        environment,
+        config.split,
+        config.difficulty,
+        config.depths,
+        config.tasks,
+        limit=config.limit,
+        fits_budget=config.fits_budget,
     )
     if config.dry_run:
         factors = {"tasks": len(tasks), "rollouts": config.rollouts}
-        print_play(tasks, factors, config.max_turns, config.max_reply_tokens)
+        print_play(environment, tasks, factors, config.max_turns, config.max_reply_tokens)
         return
-    checkpoint = resolve_state(config.checkpoint) if config.checkpoint else None
-    run = EvaluationRun.open(config.run_dir, config, checkpoint, resume=config.resume, overwrite=config.overwrite)
+    run = EvaluationRun.open(
+        config.run_dir, config, config.checkpoint, resume=config.resume, overwrite=config.overwrite
+    )
     if len(run.finished) < len(tasks) * config.rollouts:
-        plays_model = config.player == "model"
-        with model_seat(config, run, checkpoint) if plays_model else nullcontext(oracle_seat(config, tasks)) as seat:
+        with model_seat(config, run) if config.player == "model" else nullcontext(oracle_seat(config, tasks)) as seat:
             play(
                 tasks,
                 config.rollouts,
                 seat.policy,
-                seat.template,
                 seat.playing,
-                step=0,
-                label="evaluating",
+                seat.gate,
                 on_episode=run.add,
-                check_alive=seat.check_alive,
+                liveness=seat.liveness,
                 finished=run.finished,
             )
     evaluation = run.close()
@@ -149,39 +158,40 @@ def main(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Seat:
-    """Who plays: what samples, the tokens of a chat with it, how it plays, and what raises once its server is gone."""
+    """Who plays: what samples, how it plays, how much of it at once, and whether its server is still there."""
 
     policy: Policy
-    template: ChatTemplate
     playing: PlayConfig
-    check_alive: Callable[[], None] = lambda: None
+    gate: Gate
+    liveness: Liveness
 
 
 def oracle_seat(config: Config, tasks: Sequence[Task]) -> Seat:
     tokenizer = load_tokenizer(config.backend.tokenizer or str(TINY_MODEL))
     template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
-    client = PlayerClient(oracle, template, tasks, config.max_turns)
-    context_length = config.backend.context_length or sys.maxsize
-    return Seat(Policy(client, version=0), template, play_config(config, context_length, turns_in_flight=None))
+    policy = Policy(PlayerClient(oracle, template, tasks, config.max_turns), version=0)
+    playing = play_config(config, template, config.backend.context_length or sys.maxsize)
+    return Seat(policy, playing, Gate(None), Liveness())
 
 
 @contextmanager
-def model_seat(config: Config, run: EvaluationRun, checkpoint: SavedState | None) -> Iterator[Seat]:
-    with connect(config.backend, config.run_dir, rank=config.rank, init=checkpoint) as backend:
-        run.record_server(backend.server, checkpoint)
+def model_seat(config: Config, run: EvaluationRun) -> Iterator[Seat]:
+    with connect(config.backend, config.run_dir, rank=config.rank, init=run.checkpoint) as backend:
+        run.record_server(backend.server)
         model = backend.adapter(config.rank, seed=0)  # an untrained one changes nothing
         policy = Policy(backend.sampling_client(model), version=0)
-        playing = play_config(config, backend.context_length, backend.turns_in_flight)
-        yield Seat(policy, backend.template, playing, backend.check_alive)
+        playing = play_config(config, ChatTemplate.of(backend), backend.context_length)
+        yield Seat(policy, playing, Gate(backend.turns_in_flight), backend.liveness)
 
 
-def play_config(config: Config, context_length: int, turns_in_flight: int | None) -> PlayConfig:
+def play_config(config: Config, template: ChatTemplate, context_length: int) -> PlayConfig:
     return PlayConfig(
+        environment=find_environment(config.env),
+        template=template,
         max_turns=config.max_turns,
         max_reply_tokens=config.max_reply_tokens,
         temperature=config.temperature,
         context_length=context_length,
-        turns_in_flight=turns_in_flight,
         seed=config.seed,
         retries=config.retries,
     )
@@ -195,7 +205,7 @@ def report(config: ReportConfig) -> None:
         if not (directory / "summary.json").exists():
             console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
     if config.out is not None:
-        from tinker_client.evaluation.files import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
+        from tinker_client.evaluation.page import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
 
         write_report(what, config.out)
         console.print(f"written: {config.out / 'report.html'}, and the tables and pictures beside it", soft_wrap=True)

@@ -25,7 +25,7 @@ server=$!
 trap 'kill "$server" 2>/dev/null; wait "$server"' EXIT
 until [ -s "$out/url" ]; do kill -0 "$server" 2>/dev/null || exit 2; sleep 0.2; done
 timings+=("$(printf '%5d s  %s' $((SECONDS - started)) "server: start")")
-backend="--base-url $(cat "$out/url") --loss-reduction sequence_mean --turns-in-flight 32"
+backend="--base-url $(cat "$out/url") --engine jax --turns-in-flight 32"
 
 # The longest ideal run of an easy task (depth 2-3) takes 12 turns.
 play="$backend --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 128"

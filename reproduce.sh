@@ -47,7 +47,7 @@ evaluate_model() { # model, the stage that trained it (none for base), what the 
 }
 
 answers() {
-  "$python" -c 'import sys; from tinker_client.connection import local_server; sys.exit(not local_server.answers(sys.argv[1], 5.0))' "$url"
+  "$python" -c 'import sys; from tinker_client.connection.alive import answers; sys.exit(not answers(sys.argv[1], 5.0))' "$url"
 }
 
 server() { # starts one unless it runs, and waits for it

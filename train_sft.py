@@ -15,26 +15,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tinker
 import tyro
-from rich.console import Console
-from rich.progress import Progress
+from annotated_types import Gt
 
 from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.dry_run import print_supervised
 from tinker_client.errors import UserError, exit_on_user_error
-from tinker_client.play.chat import Conversation
+from tinker_client.play.chat import ChatTemplate, Conversation
+from tinker_client.play.progress import progress_bar, say
+from tinker_client.run.flags import Count, NotNegative, check_flags
 from tinker_client.run.run_dir import RunDir
 from tinker_client.run.stopping import finishing_steps, resumable
 from tinker_client.run.tracking import Tracker, require_tracker, track
-from tinker_client.train.checkpoints import commit
-from tinker_client.train.datums import check_form, supervised_batch
+from tinker_client.train.datums import REDUCTION, check_form, supervised_batch
 from tinker_client.train.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.train.metrics import action_nll, optimizer_metrics
-from tinker_client.train.updates import forward, update
+from tinker_client.train.updates import Adam, commit, forward, update
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,24 @@ class Config:
     run_dir: Path
     """Where config.json, plan.jsonl, metrics.jsonl and checkpoints.jsonl are written."""
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
-    rank: int = 32
+    rank: Count = 32
     """LoRA rank. The servers fix alpha at 32, so the adapter's scale is 32 / rank."""
-    lr: float = 1e-4
+    lr: Annotated[float, Gt(0)] = 1e-4
     """Learning rate of the first step."""
+    adam: tyro.conf.OmitArgPrefixes[Adam] = field(default_factory=Adam)
     schedule: Literal["linear", "constant"] = "linear"
     """Learning rate over the run: down to zero in a straight line, or constant."""
-    epochs: int = 3
+    epochs: Count = 3
     """How often each demonstration is trained on."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Demonstrations per optimizer step."""
-    held_out: int = 0
+    held_out: NotNegative = 0
     """Demonstrations to train on never, and to measure the loss on after each epoch."""
     seed: int = 0
     """Sets the adapter's first weights, the order of the demonstrations and which of them are held out."""
-    save_every: int = 20
+    save_every: Count = 20
     """Steps between checkpoints; there is always one at the end."""
-    keep: int = 5
+    keep: Count = 5
     """Checkpoints to keep on the server, the newest ones."""
     track: Tracker | None = None
     """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
@@ -74,9 +75,7 @@ class Config:
     """Print the demonstrations by depth, the optimizer steps and the tokens this would take, and stop."""
 
     def __post_init__(self) -> None:
-        counts = (self.rank, self.epochs, self.batch_size, self.save_every, self.keep)
-        if min(counts) < 1 or self.lr <= 0 or self.held_out < 0:
-            raise UserError("counts start at 1, --held-out at 0, and --lr is above 0")
+        check_flags(self)
         require_tracker(self.track)
 
 
@@ -99,19 +98,18 @@ def main(config: Config) -> None:
     )
     steps_of_epoch = -(-(len(chats) - config.held_out) // config.batch_size)
     steps, done = config.epochs * steps_of_epoch, run.saved["step"] if run.saved else 0
-    console = Console(highlight=False, soft_wrap=True)
     if done == steps:
-        console.print(f"{config.run_dir} has all of its {steps} steps already")
+        say(f"{config.run_dir} has all of its {steps} steps already")
         return
     with (
         track(config.track, config.run_dir) as track_metrics,
-        connect(config.backend, config.run_dir, rank=config.rank, init=run.state) as backend,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        connect(config.backend, config.run_dir, rank=config.rank, init=run.start) as backend,
+        progress_bar("training", steps, unit="step", done=done) as bar,
         finishing_steps() as asked_to_stop,
     ):
         run.record_server(backend.server)
-        template = backend.template
-        demonstrations = tokenize(chats, template, backend.context_length)
+        reduction = REDUCTION[backend.kind]
+        demonstrations = tokenize(chats, ChatTemplate.of(backend), backend.context_length)
         held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
         trainer = backend.adapter_to_train(config.rank, config.seed, with_optimizer=True)
         lengths = [len(conversation.tokens) for conversation in train]
@@ -125,14 +123,13 @@ def main(config: Config) -> None:
             for step, (epoch, indices) in enumerate(plan, start=1)
         )
 
-        bar = progress.add_task("training", total=steps, completed=done)
         for step in range(done + 1, steps + 1):
             started = time.monotonic()
             epoch, indices = plan[step - 1]
-            batch = supervised_batch([train[i] for i in indices], backend.loss_reduction)
+            batch = supervised_batch([train[i] for i in indices], reduction)
             lr = config.lr * (1 - (step - 1) / steps) if config.schedule == "linear" else config.lr
-            output, optimizer = update(backend, trainer, batch, lr)
-            check_form(output, backend.loss_reduction)
+            output, optimizer = update(backend, trainer, batch, config.adam.at(lr))
+            check_form(output, reduction)
             logprobs = batch.action_logprobs(output)
             metrics = {
                 "epoch": epoch,
@@ -146,16 +143,14 @@ def main(config: Config) -> None:
                 metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out)
             run.log_metrics(step, metrics)
             track_metrics(step, metrics)
-            progress.update(bar, advance=1)
-            console.print(summary_line(step, steps, metrics))
+            bar.update()
+            say(summary_line(step, steps, metrics))
             stop = asked_to_stop() and step < steps
             if stop or step % config.save_every == 0 or step == steps:
                 commit(run, backend, trainer, step, keep=config.keep, epoch=epoch)
             if stop:
                 raise KeyboardInterrupt
-    print(
-        f"saved: go on from it with train_grpo.py --init {config.run_dir} or evaluate.py --checkpoint {config.run_dir}"
-    )
+    say(f"saved: train on with train_grpo.py --init {config.run_dir}, evaluate.py --checkpoint {config.run_dir}")
 
 
 def shuffled[T](rows: Sequence[T], seed: int) -> list[T]:
@@ -164,7 +159,7 @@ def shuffled[T](rows: Sequence[T], seed: int) -> list[T]:
 
 def held_out_loss(backend: Backend, trainer: tinker.TrainingClient, conversations: Sequence[Conversation]) -> float:
     """The loss on demonstrations that are not trained on: per action token, in nats."""
-    batch = supervised_batch(conversations, backend.loss_reduction)
+    batch = supervised_batch(conversations, REDUCTION[backend.kind])
     return action_nll(batch.action_logprobs(forward(backend, trainer, batch)))
 
 

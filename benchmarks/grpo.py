@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -32,15 +31,17 @@ sys.path.insert(0, str(ROOT))
 
 import train_grpo  # noqa: E402
 from textcraft import load_tasks  # noqa: E402
+from tinker_client.connection.alive import Liveness, answers  # noqa: E402
 from tinker_client.connection.connect import BackendConfig, connect  # noqa: E402
-from tinker_client.connection.local_server import answers  # noqa: E402
 from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids  # noqa: E402
-from tinker_client.play.ahead import Rollouts  # noqa: E402
 from tinker_client.play.chat import ChatTemplate  # noqa: E402
+from tinker_client.play.environment import ENVIRONMENTS  # noqa: E402
+from tinker_client.play.gate import Gate  # noqa: E402
 from tinker_client.play.records import EpisodeRecord  # noqa: E402
-from tinker_client.play.rollout import PlayConfig, Policy, play, sync_policy  # noqa: E402
+from tinker_client.play.rollout import PlayConfig, Policy, play  # noqa: E402
 from tinker_client.run.jsonl import read_rows  # noqa: E402
 from tinker_client.train.advantages import Rewards  # noqa: E402
+from tinker_client.train.updates import sync_policy  # noqa: E402
 
 
 class Instant:
@@ -113,10 +114,18 @@ def turns(episodes: int = 128, through_sdk: int = 16) -> None:
 def timed_play(policy: Policy, template: ChatTemplate, episodes: int, count: int) -> tuple[float, int]:
     """CPU seconds per episode of so many turns, and the tokens that it has at its end."""
     tasks = load_tasks("train", depths=[4])[:episodes]
-    playing = PlayConfig(max_turns=count, max_reply_tokens=512, temperature=1.0, context_length=10**6, seed=0)
+    playing = PlayConfig(
+        environment=ENVIRONMENTS["textcraft"],
+        template=template,
+        max_turns=count,
+        max_reply_tokens=512,
+        temperature=1.0,
+        context_length=10**6,
+        seed=0,
+    )
     before = time.process_time()
     played: list[EpisodeRecord] = []
-    play(tasks, 1, policy, template, playing, step=0, label=f"{count} turns", on_episode=played.append)
+    play(tasks, 1, policy, playing, Gate(None), on_episode=played.append, liveness=Liveness())
     seconds = time.process_time() - before
     assert all(len(episode.turns) == count for episode in played)
     return seconds / episodes, len(played[0].conversation.tokens)
@@ -150,8 +159,13 @@ def steps(steps: int = 14, groups: int = 8, group_size: int = 4, turn_s: float =
                 max_staleness=max_staleness,
                 save_every=steps,
             )
-            with patch("train_grpo.Rollouts", shared_rollouts) if shared else nullcontext():
-                train_grpo.main(config, advantages_of=alternating)
+            gate = (
+                patch("train_grpo.Gate", lambda limit, **_: Gate(limit, shared_weights=True))
+                if shared
+                else nullcontext()
+            )
+            with pausing if shared else nullcontext(), patch("train_grpo.advantages", alternating):
+                train_grpo.main(config)
             rows = read_rows(config.run_dir / "metrics.jsonl")[steps // 4 : -steps // 4]
             step, wait, train, turns, stale = (
                 fmean(row[metric] for row in rows)
@@ -164,11 +178,6 @@ def steps(steps: int = 14, groups: int = 8, group_size: int = 4, turn_s: float =
             ratio = f"{step / max(sampling, alone):.2f}"
             table.add_row(str(max_staleness), "shared" if shared else "own", *seconds, f"{stale:.1f}", ratio)
     Console(width=120).print(table)
-
-
-def shared_rollouts(*values: Any, **named: Any) -> Rollouts:
-    """Rollouts that pause during an update, as on a server that samples from the weights in training."""
-    return Rollouts(*values, **{**named, "shared_weights": True})
 
 
 def alternating(groups: Rewards, kind: str) -> list[list[float]]:

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import tyro
@@ -88,26 +89,25 @@ def main(config: Config) -> None:
 
 def train(config: Config, run_dir: Path, sign: int) -> None:
     """One run of train_grpo.py, or what is left of it."""
-    train_grpo.main(
-        train_grpo.Config(
-            run_dir=run_dir,
-            backend=config.backend,
-            init=config.init,
-            depths=config.depths,
-            fits_budget=config.fits_budget,
-            limit=config.tasks,
-            steps=config.steps,
-            groups=config.groups,
-            group_size=config.group_size,
-            lr=config.lr,
-            max_staleness=config.max_staleness,
-            max_turns=config.max_turns,
-            max_reply_tokens=config.max_reply_tokens,
-            seed=config.seed,
-            resume=True,
-        ),
-        advantages_of=partial(signed, sign),
+    run = train_grpo.Config(
+        run_dir=run_dir,
+        backend=config.backend,
+        init=config.init,
+        depths=config.depths,
+        fits_budget=config.fits_budget,
+        limit=config.tasks,
+        steps=config.steps,
+        groups=config.groups,
+        group_size=config.group_size,
+        lr=config.lr,
+        max_staleness=config.max_staleness,
+        max_turns=config.max_turns,
+        max_reply_tokens=config.max_reply_tokens,
+        seed=config.seed,
+        resume=True,
     )
+    with patch("train_grpo.advantages", partial(signed, sign)):
+        train_grpo.main(run)
 
 
 def signed(sign: int, groups: Rewards, kind: Advantage) -> list[list[float]]:

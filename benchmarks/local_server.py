@@ -25,11 +25,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tinker_client.connection import local_server
 from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.errors import exit_on_user_error
+from tinker_client.play.chat import ChatTemplate
+from tinker_client.play.environment import ENVIRONMENTS
+from tinker_client.play.gate import Gate
 from tinker_client.play.records import EpisodeRecord
-from tinker_client.play.rollout import PlayConfig, play, sync_policy
+from tinker_client.play.rollout import PlayConfig, play
 from tinker_client.play.tasks import select_tasks
 from tinker_client.train import updates
-from tinker_client.train.datums import PolicyLoss, policy_batch
+from tinker_client.train.datums import REDUCTION, PolicyLoss, policy_batch
+from tinker_client.train.updates import Adam, sync_policy
 
 
 @dataclass(frozen=True)
@@ -81,18 +85,20 @@ def plain() -> Iterator[None]:
 
 def measure(config: Config) -> tuple[float, float, float]:
     """Median seconds to play an episode and to train on one, and the tokens of one."""
-    tasks = select_tasks("train", "easy", None, limit=config.episodes, fits_budget=config.fits_budget)
+    environment = ENVIRONMENTS["textcraft"]
+    tasks = select_tasks(environment, "train", "easy", None, limit=config.episodes, fits_budget=config.fits_budget)
     played, trained = [], []
     with (
         tempfile.TemporaryDirectory() as scratch,
         connect(BackendConfig(model=config.model), Path(scratch), rank=config.rank) as backend,
     ):
         playing = PlayConfig(
+            environment=environment,
+            template=ChatTemplate.of(backend),
             max_turns=config.max_turns,
             max_reply_tokens=config.max_reply_tokens,
             temperature=1.0,
             context_length=backend.context_length,
-            turns_in_flight=backend.turns_in_flight,
             seed=config.seed,
         )
         trainer = backend.new_training_client(config.rank, config.seed)
@@ -100,15 +106,13 @@ def measure(config: Config) -> tuple[float, float, float]:
         for _ in range(1 + config.repeat):
             episodes: list[EpisodeRecord] = []
             started = time.monotonic()
-            play(
-                tasks, 1, policy, backend.template, playing, step=0, label="playing", on_episode=episodes.append,
-                check_alive=backend.check_alive,
-            )  # fmt: skip
+            gate = Gate(backend.turns_in_flight)
+            play(tasks, 1, policy, playing, gate, on_episode=episodes.append, liveness=backend.liveness)
             played.append((time.monotonic() - started) / len(episodes))
             worth = [1.0 if episode.group % 2 else -1.0 for episode in episodes]
-            batch = policy_batch([e.conversation for e in episodes], worth, PolicyLoss(), backend.loss_reduction)
+            batch = policy_batch([e.conversation for e in episodes], worth, PolicyLoss(), REDUCTION[backend.kind])
             started = time.monotonic()
-            updates.update(backend, trainer, batch, lr=0.0)  # the next round plays the same
+            updates.update(backend, trainer, batch, Adam().at(0.0))  # the next round plays the same
             trained.append((time.monotonic() - started) / len(episodes))
         tokens = sum(len(e.conversation.tokens) for e in episodes) / len(episodes)
     return median(played[1:]), median(trained[1:]), tokens

@@ -26,7 +26,7 @@ from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
 from textcraft import load_tasks
 from tinker_client.evaluation.episodes import load_evaluations
-from tinker_client.evaluation.files import write_report
+from tinker_client.evaluation.page import write_report
 from tinker_client.evaluation.scope import scope
 
 MODELS, ROLLOUTS, TURNS = ("base", "grpo", "sft", "sft_grpo"), 4, 150

@@ -7,7 +7,7 @@ default_stages=(sft sft_grpo evaluate report)
 prepare() {
   [ -n "${PYTHON:-}" ] || source server/install.sh tinker jax smollm2
   url=${URL:-http://127.0.0.1:8017}
-  backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 8)
+  backend=(--base-url "$url" --engine jax --turns-in-flight 8)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 96 --lr 1e-4 --save-every 1)
 }

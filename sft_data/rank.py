@@ -22,8 +22,8 @@ from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import load_tasks
 from tinker_client.connection.connect import BackendConfig, connect
-from tinker_client.play.chat import Conversation
-from tinker_client.train.datums import supervised_batch
+from tinker_client.play.chat import ChatTemplate, Conversation
+from tinker_client.train.datums import REDUCTION, supervised_batch
 from tinker_client.train.demonstrations import tokenize
 from tinker_client.train.updates import forward
 
@@ -85,7 +85,7 @@ def main(config: Config) -> None:
         bar = progress.add_task("predicting", total=config.count * len(config.wordings))
 
         def predict(conversations: Sequence[Conversation]) -> list[float]:
-            batch = supervised_batch(conversations, backend.loss_reduction)
+            batch = supervised_batch(conversations, REDUCTION[backend.kind])
             output = forward(backend, base, batch)
             progress.update(bar, advance=len(conversations))
             return [-float(logprobs.sum()) for logprobs in batch.action_logprobs(output)]
@@ -94,7 +94,7 @@ def main(config: Config) -> None:
         for wording, rows in demonstrations.items():
             chats = [row["messages"] for row in rows]
             measured[wording] = measure(
-                tokenize(chats, backend.template, backend.context_length), predict, config.batch_size
+                tokenize(chats, ChatTemplate.of(backend), backend.context_length), predict, config.batch_size
             )
     print_scores(scores(measured, config.seed), f"{backend.server['model']}, {config.count} tasks")
 

@@ -48,10 +48,10 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
         ) as server:
             server.wait_until_ready()
             print(server.base_url, flush=True)
-            flags = f"--loss-reduction sequence_mean --turns-in-flight {2 * server.sample_batch}"
+            flags = f"--engine jax --turns-in-flight {2 * server.sample_batch}"
             print(f"scripts take --base-url {server.base_url} {flags}", file=sys.stderr)
             while not (stop_with_parent and os.getppid() != parent):
-                server.check_alive()
+                server.check()
                 time.sleep(0.5)
     except KeyboardInterrupt:
         pass

@@ -5,21 +5,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from textcraft import Task
-from textcraft.facts import ideal_run
 from tinker_client.connection.connect import BackendConfig
 from tinker_client.connection.models import load_tokenizer, local_model_dir, stop_token_ids
 from tinker_client.errors import UserError
 from tinker_client.play.chat import ChatTemplate, Message
+from tinker_client.play.environment import Environment, Task
 from tinker_client.train.demonstrations import read_lines, tokenize
 
 
-def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int, max_reply_tokens: int) -> None:
+def print_play(
+    environment: Environment[Any],
+    tasks: Sequence[Task],
+    factors: Mapping[str, int],
+    max_turns: int,
+    max_reply_tokens: int,
+) -> None:
     """The tasks by depth, the ceiling of the budget, and the most that the episodes could take.
 
     factors: what multiplies to the number of episodes, by name.
@@ -28,10 +34,10 @@ def print_play(tasks: Sequence[Task], factors: Mapping[str, int], max_turns: int
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("depth", "tasks", "ideal turns", f"fit {max_turns}", "ceiling"):
         table.add_column(header, justify="right")
-    runs = [ideal_run(task) for task in tasks]
+    ideal = [(task.depth, environment.ideal_turns(task)) for task in tasks]
     depths = sorted({task.depth for task in tasks})
-    groups = [(str(depth), [run.turns for run in runs if run.task.depth == depth]) for depth in depths]
-    for name, turns in [*groups, ("all", [run.turns for run in runs])]:
+    groups = [(str(depth), [turns for of_depth, turns in ideal if of_depth == depth]) for depth in depths]
+    for name, turns in [*groups, ("all", [turns for _, turns in ideal])]:
         fit = sum(count <= max_turns for count in turns)
         cells = (str(len(turns)), f"{median(turns):g} ({min(turns)}-{max(turns)})", str(fit), f"{fit / len(turns):.3f}")
         table.add_row(name, *cells, end_section=name == groups[-1][0])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.made_up import FIT_75, row, write
 from tinker_client.evaluation.episodes import load_evaluations
-from tinker_client.evaluation.files import write_report
+from tinker_client.evaluation.page import write_report
 from tinker_client.evaluation.scope import scope
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

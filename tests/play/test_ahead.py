@@ -18,8 +18,8 @@ from tinker_client.connection.models import TINY_MODEL, stop_token_ids
 from tinker_client.errors import ServerError, UserError
 from tinker_client.play.ahead import Rollouts
 from tinker_client.play.chat import ChatTemplate
-from tinker_client.play.plan import Plan
 from tinker_client.play.rollout import PlayConfig, Policy
+from tinker_client.play.tasks import Plan
 from tinker_client.run.jsonl import read_rows
 from tinker_client.train.advantages import has_signal
 

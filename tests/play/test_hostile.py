@@ -15,7 +15,7 @@ from tests.playing import play
 from textcraft import load_tasks
 from tinker_client.connection.models import TINY_MODEL, stop_token_ids
 from tinker_client.evaluation.episodes import load_evaluations
-from tinker_client.evaluation.files import write_report
+from tinker_client.evaluation.page import write_report
 from tinker_client.evaluation.scope import scope
 from tinker_client.play.chat import ChatTemplate
 from tinker_client.play.rollout import PlayConfig, Policy

@@ -20,8 +20,7 @@ from tinker_client.errors import ServerError
 from tinker_client.play import progress, rollout
 from tinker_client.play.chat import ChatTemplate, Conversation
 from tinker_client.play.progress import Bar
-from tinker_client.play.records import EpisodeRecord, TurnRecord
-from tinker_client.play.repeats import repeated
+from tinker_client.play.records import EpisodeRecord, TurnRecord, repeated
 from tinker_client.play.rollout import PlayConfig, Policy, turn_seed
 from tinker_client.train.metrics import episode_metrics
 

@@ -19,9 +19,8 @@ from tests.standing_in import serving
 from textcraft import load_tasks
 from tinker_client.connection import pulse
 from tinker_client.connection.backend import Backend
-from tinker_client.connection.connect import BackendConfig
+from tinker_client.connection.connect import BackendConfig, check_pair
 from tinker_client.connection.models import TINY_MODEL
-from tinker_client.connection.versions import check_pair
 from tinker_client.errors import ServerError, UserError
 from tinker_client.run import jsonl, run_dir, stopping
 from tinker_client.run.jsonl import read_rows, write_rows

@@ -13,12 +13,14 @@ from typing import Any, Literal
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
+from tinker_client.connection.alive import STEP_TIMEOUT_S, Liveness, Request
 from tinker_client.connection.local_server import LocalServer
-from tinker_client.connection.waiting import STEP_TIMEOUT_S, Request, wait
+from tinker_client.connection.models import Tokenizer
 from tinker_client.errors import ServerError, UserError
-from tinker_client.play.chat import ChatTemplate
 
-LossReduction = Literal["token_sum", "sequence_mean"]
+# What computes behind the server. Everything that differs between servers follows from it: how a loss is reduced
+# (tinker_client/train/datums.py), whether sampling shares the weights in training, and what is padded.
+ServerKind = Literal["local", "skyrl-gpu", "skyrl-jax", "hosted"]
 
 # Creating, loading and saving an adapter. A minute at most was measured on two cores; GPU servers build engines here.
 CALL_SECONDS = 1800.0
@@ -37,28 +39,27 @@ class Backend:
     service: tinker.ServiceClient
     model: str
     """What the server calls the base model."""
-    loss_reduction: LossReduction
+    kind: ServerKind
     context_length: int
     turns_in_flight: int | None
-    template: ChatTemplate
+    tokenizer: Tokenizer
+    stop_token_ids: list[int]
+    """The tokens that end a reply."""
+    thinking: bool
+    """Whether the model may think before it replies, where its chat template has such a mode."""
     server: dict[str, Any]
     """What config.json records about the server."""
     init_state_path: str | None = None
     """The state given to connect(), ready for adapter() and training_client_from()."""
     local: LocalServer | None = field(default=None, repr=False)
-    check_alive: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Raises ServerError if the server is gone. The SDK itself would wait for ever."""
+    liveness: Liveness = field(default_factory=Liveness, repr=False)
     adapters: list[tinker.TrainingClient] = field(default_factory=list, repr=False)
     """The adapters that were made and not released yet."""
 
     @property
-    def is_jax(self) -> bool:
-        """Whether this is SkyRL's JAX backend, which its way to reduce a loss gives away.
-
-        It samples from the weights in training themselves, pads a pass to its longest sequence, and keeps gradients
-        that no optimizer step has used.
-        """
-        return self.loss_reduction == "sequence_mean"
+    def shared_weights(self) -> bool:
+        """Whether sampling reads the weights in training themselves, as SkyRL's JAX backend does."""
+        return self.kind == "skyrl-jax"
 
     def adapter(self, rank: int, seed: int, *, with_optimizer: bool = False) -> tinker.TrainingClient:
         """An adapter with the weights of the state given to connect(), if asked with its Adam state; or a fresh one."""
@@ -71,7 +72,7 @@ class Backend:
 
         SkyRL's JAX backend leaves them in the adapter's place, and would add them to those of the next one there.
         """
-        if self.is_jax and self.local is None:
+        if self.kind == "skyrl-jax" and self.local is None:
             passing = self.adapter(rank, seed)
             step = passing.optim_step(tinker.AdamParams(learning_rate=0.0))
             self.result(step, "clearing an adapter's place")
@@ -199,7 +200,7 @@ class Backend:
 
     def _wait[T](self, request: Request[T], what: str, seconds: float) -> T:
         try:
-            return wait(request, lambda: what, self.check_alive, seconds)
+            return self.liveness.wait(request, lambda: what, seconds)
         except ServerError:
             raise
         except Exception as error:  # the SDK raises ValueError and others for what a server answers

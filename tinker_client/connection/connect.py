@@ -1,32 +1,35 @@
 """The way to the model behind a script: on a running Tinker server, or on a local one that is started for it."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import tinker
 import tyro
-from rich.console import Console
 
 from tinker_client.connection import models
-from tinker_client.connection.backend import Backend, LossReduction
-from tinker_client.connection.local_server import LocalServer, answers, is_skyrl
+from tinker_client.connection.alive import Pulse, answers, is_skyrl
+from tinker_client.connection.backend import Backend, ServerKind
+from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import import_state
-from tinker_client.connection.models import Tokenizer
-from tinker_client.connection.pulse import Pulse
-from tinker_client.connection.versions import SKYRL, check_pair, installed
 from tinker_client.errors import ServerError, UserError
-from tinker_client.play.chat import ChatTemplate
-from tinker_client.run.run_dir import SavedState, read_config
+from tinker_client.run.flags import Count, check_flags
+from tinker_client.run.run_dir import SavedState, installed, read_config
 
 ANSWER_SECONDS = 5.0
 # `max_model_len` of the configurations in server/configs.
 REMOTE_CONTEXT_LENGTH = 65_536
 # SkyRL asks for no key, but the SDK does not start without one of this form.
 NO_KEY = "tml-none"
+# SkyRL releases, and the releases of the tinker SDK that speak their protocol: from the first one, below the second.
+# tinker 0.38 loads a state in one request without a model id, which SkyRL 0.4 refuses with status 422.
+SKYRL = "0.4"  # the one that this project is written for
+TINKER_FOR_SKYRL = {"0.4": ("0.25", "0.26")}
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class BackendConfig:
     hosted: tyro.conf.FlagCreatePairsOff[bool] = False
     """Use Thinking Machines' hosted Tinker. It wants your key in the environment variable TINKER_API_KEY."""
 
-    loss_reduction: LossReduction | None = None
-    """How the server reduces a loss. Default: sequence_mean (JAX) for the local server, token_sum with --base-url."""
+    engine: Literal["jax", "gpu"] | None = None
+    """What computes behind the server: jax (SkyRL's JAX backend) or gpu (SkyRL's Megatron or FSDP, with vLLM).
+    Default: jax for the local server, gpu with --base-url."""
 
     tokenizer: str | None = None
     """Hugging Face name or directory of the tokenizer. Default: the model's."""
@@ -53,24 +57,34 @@ class BackendConfig:
     """Let the model think before each reply, if its chat template has a thinking mode. Earlier thoughts stay in the
     conversation, and all count towards --max-reply-tokens."""
 
-    context_length: int | None = None
+    context_length: Count | None = None
     """Longest sequence in tokens. Default: the model's own, where the server names it or its folder is on this machine;
     else 65,536."""
 
-    turns_in_flight: int | None = None
+    turns_in_flight: Count | None = None
     """Turns that the server is asked for at once. Default: two of its batches for the local server, with --base-url
     no limit."""
 
     def __post_init__(self) -> None:
-        if any(count is not None and count < 1 for count in (self.context_length, self.turns_in_flight)):
-            raise UserError("--context-length and --turns-in-flight start at 1")
+        check_flags(self)
         if self.hosted and self.base_url is not None:
             raise UserError("--hosted and --base-url name two servers: give one of them")
+        if self.hosted and self.engine is not None:
+            raise UserError("--engine is about a SkyRL server: leave it out with --hosted")
+        if self.is_local and self.engine == "gpu":
+            raise UserError("--engine gpu needs a server: start one (server/README.md) and give its --base-url")
 
     @property
     def is_local(self) -> bool:
         """Whether a server is started on this machine."""
         return self.base_url is None and not self.hosted
+
+    @property
+    def kind(self) -> ServerKind:
+        """The kind of server that these flags mean."""
+        if self.hosted:
+            return "hosted"
+        return "skyrl-jax" if self.is_local or self.engine == "jax" else "skyrl-gpu"
 
 
 @contextmanager
@@ -91,7 +105,7 @@ def connect(
         pulse = Pulse(backend.server["url"]) if config.base_url is not None else None  # hosted Tinker needs none
         with pulse or nullcontext():
             if pulse is not None:
-                backend = replace(backend, check_alive=pulse.check_alive)
+                backend = replace(backend, liveness=pulse)
             try:
                 yield backend
             finally:
@@ -120,21 +134,22 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
     with LocalServer(directory, model_dir, max_rank=rank) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
-        template = _chat_template(tokenizer, config.thinking)
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
         try:
             yield Backend(
                 service=service,
                 model=str(server.model_dir),
-                loss_reduction=config.loss_reduction or "sequence_mean",
+                kind=config.kind,
                 context_length=config.context_length or models.context_length(model_dir),
                 turns_in_flight=config.turns_in_flight or 2 * server.sample_batch,
-                template=template,
-                server={"kind": "local", "model": name, "url": server.base_url, "backend": server.backend_config},
+                tokenizer=tokenizer,
+                stop_token_ids=models.stop_token_ids(tokenizer),
+                thinking=config.thinking,
+                server={"kind": config.kind, "model": name, "url": server.base_url, "backend": server.backend_config},
                 init_state_path=init.state_path if init else None,
                 local=server,
-                check_alive=server.check_alive,
+                liveness=server,
             )
         finally:
             service.holder.close()
@@ -162,13 +177,28 @@ def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
     return Backend(
         service=service,
         model=model,
-        loss_reduction=config.loss_reduction or "token_sum",
+        kind=config.kind,
         context_length=config.context_length or known[model] or _own_context_length(model) or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
-        template=_chat_template(tokenizer, config.thinking),
-        server={"kind": "remote", "skyrl": skyrl, "model": models.short_name(model), "url": name},
+        tokenizer=tokenizer,
+        stop_token_ids=models.stop_token_ids(tokenizer),
+        thinking=config.thinking,
+        server={"kind": config.kind, "skyrl": skyrl, "model": models.short_name(model), "url": name},
         init_state_path=init.state_path if init else None,
     )
+
+
+def check_pair(tinker: str, skyrl: str) -> None:
+    """Raises UserError if this SDK is known not to work with this SkyRL; a SkyRL that is not in the table may."""
+    first, below = TINKER_FOR_SKYRL.get(".".join(skyrl.split(".")[:2]), ("0", "999"))
+    if not _numbers(first) <= _numbers(tinker) < _numbers(below):
+        raise UserError(
+            f"tinker {tinker} does not work with SkyRL {skyrl}: run `uv pip install 'tinker>={first},<{below}'`"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def _answering(base_url: str) -> str:
@@ -180,13 +210,6 @@ def _answering(base_url: str) -> str:
     if not answers(base_url, ANSWER_SECONDS):
         raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
     return base_url
-
-
-def _chat_template(tokenizer: Tokenizer, thinking: bool) -> ChatTemplate:
-    template = ChatTemplate(tokenizer, models.stop_token_ids(tokenizer), thinking=thinking)
-    if difference := template.difference():
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
-    return template
 
 
 def _own_context_length(model: str) -> int | None:

@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +15,7 @@ from typing import Self
 
 from rich.console import Console
 
+from tinker_client.connection.alive import Liveness, answers
 from tinker_client.connection.local_state import forget_requests
 from tinker_client.connection.models import cache_dir
 from tinker_client.errors import ServerError, UserError
@@ -29,7 +28,7 @@ STOP_SECONDS = 15.0
 ENGINE_READY = b"Starting background engine"
 
 
-class LocalServer:
+class LocalServer(Liveness):
     """SkyRL's JAX backend on a free port of 127.0.0.1, with all that it writes inside `directory`.
 
     Entering starts the process, `wait_until_ready` waits until it has loaded the model, leaving stops it. If the script
@@ -107,14 +106,14 @@ class LocalServer:
         with console.status(f"Starting the local server (log: {self.log})"):
             while not (ENGINE_READY in self._log_of_this_start() and answers(self.base_url, timeout=1.0)):
                 try:
-                    self.check_alive()
+                    self.check()
                 except ServerError as error:
                     raise UserError(str(error)) from error
                 if time.monotonic() > deadline:
                     raise UserError(f"the local server is not ready after {START_SECONDS:.0f} s: see {self.log}")
                 time.sleep(0.1)
 
-    def check_alive(self) -> None:
+    def check(self) -> None:
         """Raises ServerError if the server has ended; the SDK would wait for it for ever."""
         if self._process.poll() is not None:
             cause = _last_error(self._log_of_this_start())
@@ -181,25 +180,6 @@ def backend_config(max_rank: int, adapters: int, sample_batch: int) -> dict[str,
         # it makes a step 13 % slower at 1,024 tokens and 60 % at 768.
         "loss_chunk_size": 0,
     }
-
-
-def answers(base_url: str, timeout: float) -> bool:
-    """Whether a Tinker server's health check answers within `timeout` seconds."""
-    return _get(f"{base_url}/api/v1/healthz", timeout) is not None
-
-
-def is_skyrl(base_url: str, timeout: float) -> bool:
-    """Whether the server says that it is SkyRL's, which it does by this name and without a useful version."""
-    return b"Tinker API Mock" in (_get(f"{base_url}/", timeout) or b"")
-
-
-def _get(url: str, timeout: float) -> bytes | None:
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:  # noqa: S310
-            content: bytes = response.read(100_000)
-            return content if response.status == 200 else None
-    except (OSError, ValueError, HTTPException):
-        return None
 
 
 def find_uv() -> Path:

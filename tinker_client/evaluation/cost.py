@@ -25,7 +25,8 @@ def training_runs(source: str | None, state: str | None = None) -> list[RunCost]
     """The runs that made a model, the last one first; empty for the base model.
 
     source: what was evaluated, as `evaluate.py --checkpoint` takes it: a run directory, followed through its --init to
-    the run that it started from. None if one of them is not a run directory here, so that the cost is not known.
+    the run and the state that it started from. None if one of them is not a run directory here, so that the cost is
+    not known.
     state: the path of the checkpoint that was evaluated; the run may have gone on since.
     """
     runs = list(_chain(source, state))
@@ -44,7 +45,8 @@ def _chain(source: str | None, state: str | None) -> Iterator[RunCost | None]:
         seen.add(run_dir)
         step = state_step(state or "")  # its row may be gone: a run keeps the newest ones
         yield _cost(run_dir, checkpoints[-1]["step"] if step is None else step)
-        source, state = config["flags"].get("init"), None
+        parent = config.get("init_state") or {"run_dir": config["flags"].get("init"), "state_path": None}
+        source, state = parent["run_dir"] or parent["state_path"], parent["state_path"]
 
 
 def _cost(run_dir: Path, last_step: int) -> RunCost:

@@ -9,11 +9,12 @@ from tinker_client.evaluation.episodes import Evaluation, latest_rows, load_eval
 from tinker_client.evaluation.measures import measure
 from tinker_client.evaluation.scope import scope
 from tinker_client.play.records import EpisodeRecord
+from tinker_client.run.flags import changed_flags
 from tinker_client.run.jsonl import append_rows, write_json, write_rows
-from tinker_client.run.run_dir import RunDir, SavedState, read_config
+from tinker_client.run.run_dir import RunDir, SavedState, init_state, read_config, resolve_state
 
-# What --checkpoint means is compared by the state that it leads to; the loss is of no use to an evaluation.
-_MAY_CHANGE = frozenset({"loss_reduction", "checkpoint"})
+# What --checkpoint means is compared by the state that it leads to.
+_MAY_CHANGE = frozenset({"checkpoint"})
 
 
 class EvaluationRun:
@@ -25,27 +26,29 @@ class EvaluationRun:
     def __init__(self, run: RunDir, rows: Sequence[Mapping[str, Any]]) -> None:
         self._run = run
         self._episodes = run.path / "episodes.jsonl"
+        self.checkpoint = run.start
         self.finished = frozenset((row["group"], row["episode"]) for row in rows if row["end"] != "broken")
 
     @classmethod
-    def open(cls, path: Path, config: Any, checkpoint: SavedState | None, *, resume: bool, overwrite: bool) -> Self:
+    def open(cls, path: Path, config: Any, checkpoint: str | None, *, resume: bool, overwrite: bool) -> Self:
         """Start an evaluation in `path`, or with `resume` go on with the one that it holds.
 
-        config: the script's flags, a dataclass. Raises UserError if the evaluation that is gone on with had other
-        flags or another state to evaluate, and as `RunDir.create` does.
+        config: the script's flags, a dataclass. checkpoint: what to evaluate, as `resolve_state` reads it; a resumed
+        evaluation keeps to the state that it meant at first. Raises UserError if the evaluation that is resumed had
+        other flags or is of another state, and as `RunDir.create` does.
         """
-        server = ((read_config(path) if resume else None) or {}).get("server")
-        if server is not None and server["state_path"] != _state(checkpoint):
-            models = [name or "the base model" for name in (server["state_path"], _state(checkpoint))]
-            raise UserError(f"{path} evaluates {models[0]}, not {models[1]}: give another --run-dir or --checkpoint")
+        before = read_config(path) if resume else None
+        if before is not None and "checkpoint" in changed_flags(before["flags"], config):
+            played, asked = init_state(before), resolve_state(checkpoint) if checkpoint else None
+            if _state_path(played) != _state_path(asked):
+                was, now = (state.state_path if state else "the base model" for state in (played, asked))
+                raise UserError(f"{path} evaluates {was}, not {now}: give another --run-dir or --checkpoint")
         run = RunDir.create(path, config, resume=resume, overwrite=overwrite, init=checkpoint, may_change=_MAY_CHANGE)
-        if server is None:
-            run.record_server({"state_path": _state(checkpoint)})
         return cls(run, latest_rows(path) if resume else [])
 
-    def record_server(self, server: Mapping[str, Any], checkpoint: SavedState | None) -> None:
+    def record_server(self, server: Mapping[str, Any]) -> None:
         """Add what is known about the server, and which state it plays, to config.json."""
-        self._run.record_server({**server, "state_path": _state(checkpoint)})
+        self._run.record_server({**server, "state_path": _state_path(self.checkpoint)})
 
     def add(self, episode: EpisodeRecord) -> None:
         """Write an episode that has ended; one that broke will be played again on the next resume."""
@@ -77,5 +80,5 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _state(checkpoint: SavedState | None) -> str | None:
-    return checkpoint.state_path if checkpoint else None
+def _state_path(state: SavedState | None) -> str | None:
+    return state.state_path if state else None

@@ -10,7 +10,7 @@ from textcraft import Task, load_tasks
 from textcraft.facts import ideal_run
 from textcraft.world import Split
 from tinker_client.errors import UserError
-from tinker_client.play.repeats import repeated
+from tinker_client.play.records import repeated
 from tinker_client.run.jsonl import read_rows
 from tinker_client.run.run_dir import read_config
 

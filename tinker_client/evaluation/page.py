@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: tables, pictures, and every episode to look at.
+"""The report as files: tables, pictures, and one HTML page that needs no network, with every episode to look at.
 
 Episodes are compressed one by one and unpacked when they are opened, so that thousands of long ones stay usable. What
 models wrote never becomes HTML: it is data in script blocks that no browser runs, shown as text, and the page's policy
@@ -16,16 +16,37 @@ from string import Template
 from typing import Any
 
 from textcraft.prompt import opening_message
+from tinker_client.errors import UserError
 from tinker_client.evaluation.episodes import Row, benchmark_task, latest_rows, repeated_failed_crafts
-from tinker_client.evaluation.figures import Picture
-from tinker_client.evaluation.render import to_html
+from tinker_client.evaluation.figures import Picture, pictures
+from tinker_client.evaluation.render import to_csv, to_html, to_markdown
 from tinker_client.evaluation.scope import Scope
-from tinker_client.evaluation.tables import Table
+from tinker_client.evaluation.tables import Table, tables
 
 _FOLDER = Path(__file__).parent
 
 
-def write_page(what: Scope, tables: Sequence[Table], pictures: Sequence[Picture], path: Path) -> None:
+def write_report(what: Scope, folder: Path) -> None:
+    """Write tables.md, a CSV file a table, the pictures and report.html into `folder`, replacing older ones.
+
+    Raises UserError if the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shown = tables(what)
+        (folder / "tables.md").write_text(to_markdown(shown), encoding="utf-8")
+        for table in shown:
+            (folder / f"{table.key}.csv").write_text(to_csv(table), encoding="utf-8")
+        drawn = pictures(what)
+        for picture in drawn:
+            (folder / f"{picture.key}.png").write_bytes(picture.encode("png"))
+            (folder / f"{picture.key}.svg").write_bytes(picture.encode("svg"))
+        write_page(what, shown, drawn, folder / "report.html")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): give another --out") from error
+
+
+def write_page(what: Scope, shown: Sequence[Table], drawn: Sequence[Picture], path: Path) -> None:
     """Write the page, replacing an older one. Raises OSError if it cannot be written."""
     template, style, script = (
         _FOLDER.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
@@ -37,8 +58,8 @@ def write_page(what: Scope, tables: Sequence[Table], pictures: Sequence[Picture]
         title="TextCraft-Synth: " + html.escape(", ".join(evaluation.name for evaluation in what.evaluations)),
         style=style,
         script=script,
-        tables="\n".join(map(to_html, tables)),
-        pictures="\n".join(map(_figure, pictures)),
+        tables="\n".join(map(to_html, shown)),
+        pictures="\n".join(map(_figure, drawn)),
         index=_json_block(_index(what, rows, [_counts(of_episode) for of_episode in turns])),
         episodes="\n".join(
             f'<script type="text/plain" id="episode-{number}">{_pack(of_episode)}</script>'

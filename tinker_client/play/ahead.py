@@ -9,83 +9,55 @@ from types import TracebackType
 from typing import Any, Self
 
 import tinker
-from rich.console import Console
 
-from tinker_client.connection.waiting import wait
+from tinker_client.connection.alive import Liveness
 from tinker_client.errors import ServerError
-from tinker_client.play.chat import ChatTemplate
 from tinker_client.play.gate import Gate
-from tinker_client.play.plan import Plan
-from tinker_client.play.progress import Bar, episode_progress
+from tinker_client.play.progress import EpisodeBar
 from tinker_client.play.records import EpisodeRecord
 from tinker_client.play.rollout import PlayConfig, Policy, play_episode
 from tinker_client.play.scheduler import Scheduler
-from tinker_client.train.advantages import has_signal
+from tinker_client.play.tasks import Plan
 
 Group = list[EpisodeRecord]
 
 
 class Rollouts:
-    """Plays the groups of a plan ahead of the steps that train on them; `Scheduler` says which may be played when.
+    """Plays the groups of a plan ahead of the steps that train on them, as `scheduler` and `gate` allow.
 
     Entering starts the thread, leaving stops it and what is in play. Turns are always sampled from `policy`, which the
     main thread replaces after an update. A turn in flight meanwhile keeps the version it began with, the oldest that
     can have sampled it: vLLM swaps SkyRL's adapter in the middle of a reply. Its logprobs are those of the weights that
     sampled each token.
-    steps, max_staleness, in_play, steps_done, groups_done: of `Scheduler`. group_size: episodes of a task.
-    max_groups: play up to so many groups a step until it has the plan's number of groups with signal; None: no more.
-    shared_weights: the backend samples from the weights in training, so nothing may be in flight during an update.
+    group_size: episodes of a task.
     """
 
     def __init__(
         self,
         plan: Plan,
         policy: Policy,
-        template: ChatTemplate,
         playing: PlayConfig,
+        scheduler: Scheduler[Group],
+        gate: Gate,
         *,
-        steps: int,
-        groups: int,
         group_size: int,
-        max_staleness: int,
-        in_play: int,
-        max_groups: int | None = None,
-        shared_weights: bool,
-        steps_done: int = 0,
-        groups_done: int = 0,
-        check_alive: Callable[[], None] = lambda: None,
-        console: Console | None = None,
+        liveness: Liveness,
     ) -> None:
         self.policy = policy
         self._plan = plan
-        self._template = template
         self._playing = playing
+        self._scheduler = scheduler
+        self._gate = gate
         self._group_size = group_size
-        self._shared_weights = shared_weights
-        self._check_alive = check_alive
-        self._scheduler: Scheduler[Group] = Scheduler(
-            self._play_group,
-            steps=steps,
-            size=groups,
-            max_staleness=max_staleness,
-            in_play=in_play,
-            counts=(lambda group: True) if max_groups is None else _has_signal,
-            limit=max_groups,
-            steps_done=steps_done,
-            groups_done=groups_done,
-        )
-        self._steps = steps
-        self._step = steps_done
+        self._liveness = liveness
         self._episodes_of_step = 0
-        self._progress = episode_progress(console or Console())
-        self._bar = Bar(self._progress, "")
+        self._bar = EpisodeBar("")
         self._loop = asyncio.new_event_loop()
-        self._gate = Gate(playing.turns_in_flight)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="rollouts")
 
     def __enter__(self) -> Self:
+        self._bar.__enter__()
         self._thread.start()
-        self._progress.start()
         return self
 
     def __exit__(
@@ -95,11 +67,11 @@ class Rollouts:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._progress.stop()
+        self._bar.__exit__(kind, error, trace)
 
     @property
     def groups_taken(self) -> int:
-        """Groups of the plan that steps have taken so far: where a run that goes on has to start playing."""
+        """Groups of the plan that steps have taken so far: where a run that is resumed has to start playing."""
         return self._scheduler.taken
 
     @property
@@ -111,9 +83,9 @@ class Rollouts:
         """The groups of the next step, in the order of the plan, once all their episodes have ended.
 
         The step before must have been trained. A server error ends only its own episode, as `broken`.
-        Raises ServerError if the server failed every episode, and what `check_alive` raises.
+        Raises ServerError if the server is gone or failed every episode.
         """
-        groups = self._run(self._next_step(), lambda: f"step {self._step}: {self._bar.in_words()}")
+        groups = self._run(self._next_step(), lambda: f"step {self._scheduler.step}: {self._bar.in_words()}")
         episodes = [episode for group in groups for episode in group]
         if all(episode.end == "broken" for episode in episodes):
             raise ServerError(f"the server failed every episode, the first one with {episodes[0].error}: see its log")
@@ -122,7 +94,7 @@ class Rollouts:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around an update of the weights, up to the new `policy`: where they are shared, no turn is in flight."""
-        if not self._shared_weights:
+        if not self._gate.shared_weights:
             yield
             return
         self._run(self._gate.pause(), "the turns in flight, so that the weights can be updated")
@@ -134,12 +106,12 @@ class Rollouts:
     def _run[T](self, work: Coroutine[Any, Any, T], what: str | Callable[[], str]) -> T:
         # Bounded by the time-outs of its turns.
         reason = what if callable(what) else lambda: what
-        return wait(asyncio.run_coroutine_threadsafe(work, self._loop), reason, self._check_alive, timeout_s=math.inf)
+        return self._liveness.wait(asyncio.run_coroutine_threadsafe(work, self._loop), reason, timeout_s=math.inf)
 
     async def _next_step(self) -> list[Group]:
-        self._step += 1
-        self._bar.begin(f"step {self._step}/{self._steps}", done_with=self._episodes_of_step)
-        groups = await self._scheduler.next_step()
+        label = f"step {self._scheduler.step + 1}/{self._scheduler.steps}"
+        self._bar.begin(label, done_with=self._episodes_of_step)
+        groups = await self._scheduler.next_step(self._play_group)
         self._episodes_of_step = sum(map(len, groups))
         return groups
 
@@ -154,7 +126,6 @@ class Rollouts:
                 play_episode(
                     planned.task,
                     self._sample,
-                    self._template,
                     self._playing,
                     step=planned.step,
                     group=planned.group,
@@ -171,7 +142,3 @@ class Rollouts:
         async with self._gate.turn(prompt.length):
             # Read only now: an update may have come while this turn waited.
             return await self.policy.sample(prompt, params)
-
-
-def _has_signal(group: Group) -> bool:
-    return has_signal([episode.reward for episode in group if episode.end != "broken"])

@@ -10,10 +10,12 @@ end of that reply and the start of the next one. Replies enter as the tokens tha
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jinja2
+from rich.console import Console
 
+from tinker_client.connection.backend import Backend
 from tinker_client.connection.models import Tokenizer
 from tinker_client.errors import UserError
 
@@ -43,6 +45,14 @@ class ChatTemplate:
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.end_of_message = self._after_reply("")[1]
         self._before_reply = self._prefix_of_written_replies()
+
+    @classmethod
+    def of(cls, backend: Backend) -> Self:
+        """The template of a server's model. Says in one line on stderr where it differs from its own rendering."""
+        template = cls(backend.tokenizer, backend.stop_token_ids, thinking=backend.thinking)
+        if difference := template.difference():
+            Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
+        return template
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the messages before the first reply, with the template's generation prompt."""

@@ -10,6 +10,8 @@ from itertools import count
 class Gate:
     """Lets at most `limit` turns through at once, None for all, and none during a pause. Runs within one event loop.
 
+    shared_weights: whether the server samples from the weights in training, so that updates need a pause.
+
     The limit. A server with continuous batching (vLLM) needs none. SkyRL's JAX backend samples in fixed batches, pads
     each to its longest prompt and reads every prompt anew at each turn. There two batches are in flight, one sampled
     and one that waits, and the shortest prompts come first: that keeps the episodes of a batch at like lengths.
@@ -20,7 +22,8 @@ class Gate:
     happens while no turn is in flight, and turns asked for meanwhile wait and then go through the new client.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, *, shared_weights: bool = False) -> None:
+        self.shared_weights = shared_weights
         self._limit = limit
         self._paused = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap of (prompt tokens, arrival, turn)

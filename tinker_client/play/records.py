@@ -1,10 +1,12 @@
 """What is kept of an episode: the row that an episodes file has of it, and its tokens for training."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from textcraft import Task
+from textcraft import tools
 from tinker_client.play.chat import Conversation
+from tinker_client.play.environment import Task
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class EpisodeRecord:
 
     step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
     episodes file says which); group: the index of its task within the step; episode: its index within the group.
-    end: that of `textcraft.Episode`, or `out_of_context`, or `broken` (the server failed; `error` says how).
+    end: that of the game's episode, or `out_of_context`, or `broken` (the server failed; `error` says how).
     advantage: what the step that trained on it made of it, at 0 nothing; None before, and of broken episodes.
     conversation: the tokens for training; not written.
     """
@@ -58,3 +60,24 @@ class EpisodeRecord:
             "action_tokens": self.conversation.action_tokens,
             "turns": [asdict(turn) for turn in self.turns],
         }
+
+
+def repeated(replies: Sequence[str]) -> list[bool]:
+    """Whether each reply makes a call that one before it has made. Spaces, the order of ingredients and the text around
+    a call make no difference. A reply without a call is compared as a whole."""
+    seen: set[str] = set()
+    again = []
+    for reply in replies:
+        call = _call(reply)
+        again.append(call in seen)
+        seen.add(call)
+    return again
+
+
+def _call(reply: str) -> str:
+    # The last call: thoughts before the answer may try others.
+    _, tag, rest = reply.rpartition("<tool>")
+    call = tools.parse(tag + rest)
+    if isinstance(call, tools.Craft):
+        return repr((sorted(map(repr, call.ingredients.items())), tuple(call.target)))
+    return "".join(rest.partition("</tool>")[0].split())

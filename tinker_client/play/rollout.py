@@ -8,17 +8,16 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tinker
-from rich.console import Console
 
-from textcraft import Episode, Task
-from tinker_client.connection.backend import Backend
-from tinker_client.connection.waiting import while_alive
+from tinker_client.connection.alive import Liveness
 from tinker_client.errors import ServerError
 from tinker_client.play.chat import ChatTemplate, Conversation
+from tinker_client.play.environment import Environment, Task
 from tinker_client.play.gate import Gate
-from tinker_client.play.progress import Bar, episode_progress
+from tinker_client.play.progress import EpisodeBar
 from tinker_client.play.records import EpisodeRecord, TurnRecord
 
 # A turn may wait for a whole batch of long turns and for a compilation. Past this, it is taken to be lost.
@@ -52,33 +51,21 @@ Sample = Callable[[tinker.ModelInput, tinker.SamplingParams], Awaitable[tuple[ti
 class PlayConfig:
     """How episodes are played.
 
+    environment: the game. template: how its text becomes tokens.
     max_turns: the budget of an episode. max_reply_tokens: the cap of one reply.
     context_length: the longest prompt and reply together; an episode without room for one more token ends there.
     seed: all sampling seeds of a run derive from it.
-    turns_in_flight: how many turns the server is asked for at once, at most; None for no limit.
     retries: how often an episode asks again for a turn that the server failed, before it ends as broken.
     """
 
+    environment: Environment[Any]
+    template: ChatTemplate
     max_turns: int
     max_reply_tokens: int
     temperature: float
     context_length: int
     seed: int
-    turns_in_flight: int | None = None
     retries: int = 2
-
-
-def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) -> Policy:
-    """The policy as trained up to now; no older one may be sampled from afterwards.
-
-    The JAX backend has one copy of an adapter, for training and sampling, and loads a save into it when that save is
-    first sampled from. One token is sampled at once, so that this cannot happen later, on top of further training.
-    """
-    client = backend.sampling_client(trainer)
-    prompt = tinker.ModelInput.from_ints(backend.template.stop_token_ids[:1])
-    first = client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1))
-    backend.result(first, "a first token of the new weights")
-    return Policy(client, version)
 
 
 def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
@@ -91,49 +78,40 @@ def play(
     tasks: Sequence[Task],
     rollouts: int,
     policy: Policy,
-    template: ChatTemplate,
     config: PlayConfig,
+    gate: Gate,
     *,
-    step: int,
-    label: str,
     on_episode: Callable[[EpisodeRecord], None],
-    check_alive: Callable[[], None] = lambda: None,
+    liveness: Liveness,
     finished: Collection[tuple[int, int]] = (),
 ) -> None:
-    """Play each task `rollouts` times, all at once, under a progress bar called `label`.
+    """Play each task `rollouts` times, all at once, under a progress bar. The episodes' step is 0.
 
     on_episode: called with each episode when it ends, in whatever order that is; none is kept.
     finished: (group, episode) of those that need not be played; group is the index of the task in `tasks`.
-    A server error ends only its own episode, as `broken`; what `check_alive` raises once the server has ended ends all.
-    Raises ServerError if the server fails every episode.
+    A server error ends only its own episode, as `broken`; a server that is gone (`liveness`) ends all.
+    Raises ServerError if it is gone, or fails every episode.
     """
-    console = Console()
-    with episode_progress(console) as progress:
-        left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
-        bar = Bar(progress, label, len(left))
-        gate = Gate(config.turns_in_flight)
-        queue = iter(left)
-        errors: list[str] = []
+    left = [(g, e) for g in range(len(tasks)) for e in range(rollouts) if (g, e) not in finished]
+    queue = iter(left)
+    errors: list[str] = []
 
-        async def sample(
-            prompt: tinker.ModelInput, params: tinker.SamplingParams
-        ) -> tuple[tinker.SampledSequence, int]:
-            async with gate.turn(prompt.length):
-                return await policy.sample(prompt, params)
+    async def sample(prompt: tinker.ModelInput, params: tinker.SamplingParams) -> tuple[tinker.SampledSequence, int]:
+        async with gate.turn(prompt.length):
+            return await policy.sample(prompt, params)
 
-        async def play_next() -> None:
-            for group, episode in queue:
-                record = await play_episode(
-                    tasks[group], sample, template, config, step=step, group=group, episode=episode, bar=bar
-                )
-                on_episode(record)
-                if record.end == "broken":
-                    errors.append(str(record.error))
+    async def play_next() -> None:
+        for group, episode in queue:
+            record = await play_episode(tasks[group], sample, config, step=0, group=group, episode=episode, bar=bar)
+            on_episode(record)
+            if record.end == "broken":
+                errors.append(str(record.error))
 
-        async def play_all() -> None:
-            players = asyncio.gather(*(play_next() for _ in range(min(EPISODES_AT_ONCE, len(left)))))
-            await while_alive(players, bar.in_words, check_alive)
+    async def play_all() -> None:
+        players = asyncio.gather(*(play_next() for _ in range(min(EPISODES_AT_ONCE, len(left)))))
+        await liveness.wait_async(players, bar.in_words)
 
+    with EpisodeBar("evaluating", len(left)) as bar:
         asyncio.run(play_all())
     if len(errors) == len(left) > 0:
         raise ServerError(f"the server failed every episode, the first one with {errors[0]}: see its log")
@@ -142,16 +120,16 @@ def play(
 async def play_episode(
     task: Task,
     sample: Sample,
-    template: ChatTemplate,
     config: PlayConfig,
     *,
     step: int,
     group: int,
     episode: int,
-    bar: Bar,
+    bar: EpisodeBar,
 ) -> EpisodeRecord:
     """Play one episode to its end. Each turn is sampled anew, so that an episode may span policy versions."""
-    game = Episode(task, max_turns=config.max_turns)
+    template = config.template
+    game = config.environment.episode(task, config.max_turns)
     conversation = Conversation(template, game.messages)
     record = EpisodeRecord(task, step, group, episode, conversation)
     # The prompt in pieces, one a turn, so that no turn validates again what earlier ones have sent.

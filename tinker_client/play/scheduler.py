@@ -20,7 +20,7 @@ from typing import Any
 class Scheduler[Group]:
     """Plays groups ahead of the steps that train on them. Runs within one event loop.
 
-    play: plays the group of a number, counted from 0. steps: of the whole run. size: groups a step.
+    steps: of the whole run. size: groups a step.
     steps_done, groups_done: where a run that goes on has to start.
     max_staleness: updates between the policy that sampled a turn and the one that it trains; 0 is synchronous.
     in_play: groups that are played at once, at most. More than keep the server busy only grow stale.
@@ -29,7 +29,6 @@ class Scheduler[Group]:
 
     def __init__(
         self,
-        play: Callable[[int], Coroutine[Any, Any, Group]],
         *,
         steps: int,
         size: int,
@@ -40,25 +39,27 @@ class Scheduler[Group]:
         steps_done: int = 0,
         groups_done: int = 0,
     ) -> None:
-        self._play = play
-        self._steps = steps
+        self.steps = steps
         self._size = size
         self._max_staleness = max_staleness
         self._in_play = in_play
         self._counts = counts
         self._limit = size if limit is None else max(limit, size)
-        self._step = steps_done
+        self.step = steps_done
+        self._play: Callable[[int], Coroutine[Any, Any, Group]] | None = None
         self._lacking = 0  # groups that the present step takes for certain, beside those it has
         self._queue: deque[asyncio.Task[Group]] = deque()  # started and not yet taken, oldest first
         self.started = groups_done
         self.taken = groups_done
 
-    async def next_step(self) -> list[Group]:
+    async def next_step(self, play: Callable[[int], Coroutine[Any, Any, Group]]) -> list[Group]:
         """The groups of the next step, in order, once all are played. The step before must have been trained.
 
+        play: plays the group of a number, counted from 0; groups that start later are played by it too.
         Raises what `play` raised.
         """
-        self._step += 1
+        self._play = play
+        self.step += 1
         groups: list[Group] = []
         counted = 0
         while (lacking := min(self._size - counted, self._limit - len(groups))) > 0:
@@ -80,7 +81,8 @@ class Scheduler[Group]:
 
     def _start(self) -> None:
         """Start every group that may start."""
-        ahead = min(self._max_staleness, self._steps - self._step)
+        assert self._play is not None
+        ahead = min(self._max_staleness, self.steps - self.step)
         while (
             len(self._queue) < self._lacking + ahead * self._size
             and sum(not task.done() for task in self._queue) < self._in_play

@@ -1,6 +1,7 @@
 """Run directories: what a run was asked to do, what it measured, and where its states are.
 
-config.json        every flag resolved, versions, git commit, what is known about the server
+config.json        every flag resolved, what the run starts from, what is known about the server, and its sessions: for
+                   each start the time, the git commit, the command, the versions and the flags that it changed
 metrics.jsonl      one object a step, `step` strictly increasing
 checkpoints.jsonl  one object a saved state: step, state_path
 episodes/*.jsonl   every episode
@@ -19,17 +20,18 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from textcraft.world import TASK_FILE_SHA256
-from tinker_client.connection.versions import installed
 from tinker_client.errors import UserError
-from tinker_client.run.flags import refuse_changes, resolved
+from tinker_client.run.flags import changed_flags, refuse_changes, resolved
 from tinker_client.run.jsonl import Row, append_rows, read_rows, write_json, write_rows, writing
 from tinker_client.run.locks import claim
 
-FORMAT = 1  # of a run directory; a reader refuses what it does not know
+FORMAT = 2  # of a run directory; a reader refuses what it does not know
+READABLE = (1, FORMAT)  # what can be reported on; 1 has no sessions and no init_state, and cannot be resumed
 OWN_NAMES = (
     "metrics.jsonl", "checkpoints.jsonl", "plan.jsonl", "episodes", "episodes.jsonl", "summary.json", "server",
     "config.json",
@@ -81,24 +83,19 @@ def resolve_state(source: str) -> SavedState:
     return SavedState(rows[-1]["state_path"], path)
 
 
-def resolve_start(path: Path, *, resume: bool, init: str | None = None) -> SavedState | None:
-    """What a training run in `path` starts from: with `resume` the last state that it saved, where it saved one, else
-    what `init` means, None for a fresh adapter. Raises UserError as `resolve_state` does."""
-    if resume and _checkpoints(path):
-        return resolve_state(str(path))
-    return resolve_state(init) if init else None
-
-
 class RunDir:
     """One run's directory. Make it with `RunDir.create`.
 
     saved: the row of the last saved state, whose step is the last one that is final; None before the first.
+    start: the state that this start of the run goes on from: the last saved one, else what `init` meant when the run
+    began; None for a fresh adapter.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, init: SavedState | None) -> None:
         self.path = path
         rows = _checkpoints(path)
         self.saved: Row | None = rows[-1] if rows else None
+        self.start = SavedState(self.saved["state_path"], path) if self.saved else init
         steps = [row["step"] for row in self.metrics()]
         self._last_step: int | None = steps[-1] if steps else None
 
@@ -110,37 +107,38 @@ class RunDir:
         *,
         resume: bool = False,
         overwrite: bool = False,
-        init: SavedState | None = None,
+        init: str | None = None,
         may_change: Collection[str] = (),
         contents: Mapping[str, str] | None = None,
     ) -> Self:
         """Make the directory and write config.json with every flag of the dataclass `config`.
 
         A directory that holds a run is refused unless `resume` (go on in it, from its last saved state: what came after
-        that is cut off) or `overwrite` (delete what the run wrote). `init` is what the run starts from; overwriting
-        that very run is refused. A run that goes on is refused other flags than before, but for those that `may_change`
-        names, and other `contents`: hashes of files that flags name, by the flag. Raises UserError.
+        that is cut off) or `overwrite` (delete what the run wrote). `init` is what the run starts from, as
+        `resolve_state` reads it; overwriting that very run is refused, and a run that is resumed keeps to the state
+        that it meant at first. A resumed run is refused other flags than before, but for those that `may_change` names,
+        and other `contents`: hashes of files that flags name, by the flag. Raises UserError.
         """
         if resume and overwrite:
             raise UserError("--resume and --overwrite exclude each other: give one of them")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give another run directory")
         before = read_config(path)
+        state = init_state(before) if before is not None and resume else None
+        if state is None and init is not None:
+            state = resolve_state(init)
         # A draft alone is a run that was killed as it began.
         if before is None and path.exists() and any(file.name != "config.json.tmp" for file in path.iterdir()):
             raise UserError(f"{path} is not empty and not a run directory: give another one")
         if before is not None and (resume or overwrite):
             claim(path)
         if before is not None and resume:
-            refuse_changes(path, before["flags"], config, may_change)
-            for name, digest in (contents or {}).items():
-                if before.get("contents", {}).get(name) != digest:
-                    raise UserError(f"--{name} is not the file that {path} was begun with: give another --run-dir")
+            _check_resume(path, before, config, may_change, contents or {})
             _cut_back(path)
         elif before is not None:
             if not overwrite:
                 raise UserError(f"{path} already holds a run: go on with it by --resume, or replace it by --overwrite")
-            if init is not None and init.run_dir is not None and init.run_dir.resolve() == path.resolve():
+            if state is not None and state.run_dir is not None and state.run_dir.resolve() == path.resolve():
                 raise UserError(f"--overwrite would delete the state that this run starts from in {path}")
             _delete_run(path)
             before = None
@@ -149,11 +147,21 @@ class RunDir:
         except OSError as error:
             raise UserError(f"cannot write to {path} ({error.strerror}): give another run directory") from error
         claim(path)
-        now = _describe(config) | {"contents": dict(contents or {})}
-        if before is not None:
-            now |= {"started": before["started"], "resumed": now["started"], "server": before["server"]}
-        write_json(path / "config.json", now)
-        return cls(path)
+        started_from = state and {"state_path": state.state_path, "run_dir": state.run_dir and str(state.run_dir)}
+        session = _session() | {"changed_flags": changed_flags(before["flags"], config) if before else {}}
+        write_json(
+            path / "config.json",
+            {
+                "run_format": FORMAT,
+                "flags": resolved(config),
+                "contents": dict(contents or {}),
+                "benchmark_sha256": TASK_FILE_SHA256,
+                "init_state": started_from,
+                "server": before["server"] if before else None,
+                "sessions": [*(before.get("sessions", []) if before else []), session],
+            },
+        )
+        return cls(path, state)
 
     def record_server(self, server: Mapping[str, Any]) -> None:
         """Add what is known about the server (`Backend.server`) to config.json."""
@@ -185,11 +193,6 @@ class RunDir:
             (self.path / "episodes").mkdir(exist_ok=True)
         append_rows(self.path / "episodes" / f"{name}.jsonl", rows)
 
-    @property
-    def state(self) -> SavedState | None:
-        """The last saved state."""
-        return SavedState(self.saved["state_path"], self.path) if self.saved else None
-
     def metrics(self) -> list[Row]:
         """The rows of metrics.jsonl."""
         return read_rows(self.path / "metrics.jsonl")
@@ -211,9 +214,15 @@ def read_config(path: Path) -> Row | None:
         return None
     if not isinstance(config, dict) or "run_format" not in config:
         return None
-    if config["run_format"] != FORMAT:
+    if config["run_format"] not in READABLE:
         raise UserError(f"{path} was written by another version of this project: give another run directory")
     return config
+
+
+def init_state(config: Row) -> SavedState | None:
+    """What a run started from, as its config.json has it."""
+    state = config.get("init_state")
+    return SavedState(state["state_path"], Path(state["run_dir"]) if state["run_dir"] else None) if state else None
 
 
 def _checkpoints(path: Path) -> list[Row]:
@@ -223,6 +232,18 @@ def _checkpoints(path: Path) -> list[Row]:
         if not isinstance(row.get("step"), int) or not TRAINING_PATH.fullmatch(str(row.get("state_path"))):
             raise UserError(f"line {number} of {path / 'checkpoints.jsonl'} is no saved state: repair or delete it")
     return rows
+
+
+def _check_resume(
+    path: Path, before: Row, config: Any, may_change: Collection[str], contents: Mapping[str, str]
+) -> None:
+    """Raises UserError if the run that `path` holds cannot be resumed with these flags and files."""
+    if before["run_format"] != FORMAT:
+        raise UserError(f"{path} was written by an earlier version: report on it, but give another --run-dir to train")
+    refuse_changes(path, before["flags"], config, may_change)
+    for name, digest in contents.items():
+        if before.get("contents", {}).get(name) != digest:
+            raise UserError(f"--{name} is not the file that {path} was begun with: give another --run-dir")
 
 
 def _cut_back(path: Path) -> None:
@@ -250,21 +271,26 @@ def _delete_run(path: Path) -> None:
             target.unlink(missing_ok=True)
 
 
-def _describe(config: Any) -> Row:
+def _session() -> Row:
+    """What there is to know about this start of a script."""
     return {
-        "run_format": FORMAT,
-        "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "flags": resolved(config),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "command": shlex.join(sys.argv),
         "versions": {
             "python": platform.python_version(),
             **{package: installed(package) for package in ("tinker", "skyrl", "transformers", "platoon-textcraft")},
         },
-        "benchmark_sha256": TASK_FILE_SHA256,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "server": None,
     }
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, None if it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _git(*arguments: str) -> str | None:

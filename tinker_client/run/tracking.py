@@ -33,9 +33,10 @@ def track(tracker: Tracker | None, run_dir: Path) -> Iterator[Callable[[int, Map
     module: Any = importlib.import_module(tracker)
     config = json.loads((run_dir / "config.json").read_text())
     # By this the run is found again: by trackio as its name, by wandb as its id, which may hold no colon.
-    name = f"{run_dir.resolve().name}-{config['started'].replace(':', '')}"
+    sessions = config["sessions"]
+    name = f"{run_dir.resolve().name}-{sessions[0]['started'].replace(':', '')}"
     identity = {"id": name} if tracker == "wandb" else {}
-    resume = "allow" if "resumed" in config else "never"
+    resume = "allow" if len(sessions) > 1 else "never"
     module.init(project=PROJECT, name=name, config=config["flags"], resume=resume, **identity)
     try:
         yield lambda step, metrics: module.log(dict(metrics), step=step)

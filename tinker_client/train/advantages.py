@@ -5,6 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from tinker_client.play.records import EpisodeRecord
+
 Advantage = Literal["dr_grpo", "grpo", "reinforce"]
 Rewards = Sequence[Sequence[float]]  # of the episodes of each group
 
@@ -12,6 +14,11 @@ Rewards = Sequence[Sequence[float]]  # of the episodes of each group
 def has_signal(rewards: Sequence[float]) -> bool:
     """Whether a group's rewards differ. Those of a group that is solved or failed as a whole say nothing about it."""
     return len(set(rewards)) > 1
+
+
+def group_has_signal(group: Sequence[EpisodeRecord]) -> bool:
+    """`has_signal` of played episodes; those that broke with the server do not count."""
+    return has_signal([episode.reward for episode in group if episode.end != "broken"])
 
 
 def advantages(groups: Rewards, kind: Advantage) -> list[list[float]]:

@@ -6,7 +6,7 @@ What we want, on every backend, is the mean over all action tokens of an optimiz
 
 What a backend computes from the N datums it is sent before one `optim_step`, with w the client's `weights`:
 
-    token_sum       sum_i sum_t w_it * l_it                          Megatron, FSDP and hosted Tinker
+    token_sum       sum_i sum_t w_it * l_it                          ours, Megatron, FSDP and hosted Tinker
     sequence_mean   1/N sum_i [ sum_t w_it * l_it / sum_t w_it ]     SkyRL's JAX backend (skyrl/backends/jax.py)
 
 Where advantages enter the loss we send no `weights`, which hosted Tinker does not document there; SkyRL then takes
@@ -28,12 +28,19 @@ import numpy as np
 import numpy.typing as npt
 import tinker
 
-from tinker_client.connection.backend import LossReduction
+from tinker_client.connection.backend import ServerKind
 from tinker_client.errors import UserError
 from tinker_client.play.chat import Conversation
 
 FloatArray = npt.NDArray[np.float32]
 PolicyLossName = Literal["ppo", "importance_sampling", "cispo"]
+LossReduction = Literal["token_sum", "sequence_mean"]
+REDUCTION: dict[ServerKind, LossReduction] = {
+    "local": "token_sum",
+    "skyrl-gpu": "token_sum",
+    "skyrl-jax": "sequence_mean",
+    "hosted": "token_sum",
+}
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ def check_reduction(
     if comparable and not 1 / 3 < reported / expected < 3 * pieces:
         raise UserError(
             f"the server reports a loss of {reported:.4g} where the sum over tokens is {expected:.4g}: it reduces in "
-            "a way that --loss-reduction does not know"
+            "a way that is not known here"
         )
 
 
@@ -195,9 +202,9 @@ def check_form(output: tinker.ForwardBackwardOutput, reduction: LossReduction) -
     Tinker `loss:sum`. Neither form: another server, and nothing is known.
     """
     if not output.metrics and "elementwise_loss" in output.loss_fn_outputs[0] and reduction != "sequence_mean":
-        raise UserError("the server answers like SkyRL's JAX backend: give --loss-reduction sequence_mean")
+        raise UserError("the server answers like SkyRL's JAX backend: give --engine jax")
     if _reported_sum(output) is not None and reduction != "token_sum":
-        raise UserError("the server reports a sum over tokens, as JAX does not: give --loss-reduction token_sum")
+        raise UserError("the server reports a sum over tokens, as SkyRL's JAX backend does not: give --engine gpu")
 
 
 def _reported_sum(output: tinker.ForwardBackwardOutput) -> float | None:

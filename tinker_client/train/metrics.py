@@ -6,8 +6,7 @@ from itertools import groupby
 import numpy as np
 import tinker
 
-from tinker_client.play.records import EpisodeRecord, TurnRecord
-from tinker_client.play.repeats import repeated
+from tinker_client.play.records import EpisodeRecord, TurnRecord, repeated
 from tinker_client.train.datums import Batch, FloatArray, PolicyLoss
 
 ENDS = ("success", "wrong_finish", "out_of_turns", "out_of_context")

@@ -1,4 +1,4 @@
-"""An optimizer step on the server, and the passes over a batch that it takes there.
+"""What a training step asks of the server: passes over a batch, the optimizer step, the new weights, the saved state.
 
 SkyRL's JAX backend pads every sequence of a pass to the longest one, and makes one pass of all calls that wait. On two
 cores with the tiny model a sequence of 1,024 tokens costs eight times one of 256, so there a batch goes in several
@@ -7,20 +7,58 @@ up on the server until the optimizer step, and the datums are scaled for the who
 sequences by their tokens, and gets the batch in one call.
 """
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import tinker
+from annotated_types import Ge, Gt, Le
 
+from tinker_client.connection.alive import Request
 from tinker_client.connection.backend import Backend
-from tinker_client.connection.waiting import Request
+from tinker_client.errors import ServerError
+from tinker_client.play.rollout import Policy
+from tinker_client.run.flags import check_flags
+from tinker_client.run.run_dir import RunDir, state_name
 from tinker_client.train.datums import Batch
+
+_log = logging.getLogger(__name__)
 
 Pass = Callable[..., Request[tinker.ForwardBackwardOutput]]
 
 
+@dataclass(frozen=True)
+class Adam:
+    """Adam's numbers beside the learning rate, as flags. By default those of Tinker's SDK.
+
+    SkyRL's GPU backends take them from their own configuration, whatever a client sends (server/README.md).
+    """
+
+    adam_beta1: Annotated[float, Ge(0), Le(1)] = 0.9
+    """Decay of Adam's mean of gradients."""
+    adam_beta2: Annotated[float, Ge(0), Le(1)] = 0.95
+    """Decay of Adam's mean of squared gradients."""
+    adam_eps: Annotated[float, Gt(0)] = 1e-12
+    """Added to the root of that mean."""
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    def at(self, lr: float) -> tinker.AdamParams:
+        """What an optimizer step with this learning rate is asked with. No weight decay, no clipping of gradients."""
+        return tinker.AdamParams(
+            learning_rate=lr,
+            beta1=self.adam_beta1,
+            beta2=self.adam_beta2,
+            eps=self.adam_eps,
+            weight_decay=0.0,
+            grad_clip_norm=0.0,
+        )
+
+
 def update(
-    backend: Backend, trainer: tinker.TrainingClient, batch: Batch, lr: float
+    backend: Backend, trainer: tinker.TrainingClient, batch: Batch, adam: tinker.AdamParams
 ) -> tuple[tinker.ForwardBackwardOutput, tinker.OptimStepResponse]:
     """One optimizer step on `batch`. The answers to its gradients, with the outputs in the batch's order, and to Adam.
 
@@ -30,7 +68,7 @@ def update(
     outputs = [backend.result(_send(trainer.forward_backward, batch, call), "the gradients") for call in calls[:-1]]
     # Submitted back to back: the server goes from one to the other without waiting for us.
     last = _send(trainer.forward_backward, batch, calls[-1])
-    optim_step = trainer.optim_step(tinker.AdamParams(learning_rate=lr))
+    optim_step = trainer.optim_step(adam)
     outputs.append(backend.result(last, "the gradients"))
     return _in_order(calls, outputs), backend.result(optim_step, "the optimizer step")
 
@@ -39,6 +77,38 @@ def forward(backend: Backend, trainer: tinker.TrainingClient, batch: Batch) -> t
     """The losses of `batch` without gradients, in its order. Raises ServerError if the server fails."""
     calls = _calls(batch, backend)
     return _in_order(calls, [backend.result(_send(trainer.forward, batch, call), "the losses") for call in calls])
+
+
+def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) -> Policy:
+    """The policy as trained up to now; no older one may be sampled from afterwards.
+
+    The JAX backend has one copy of an adapter, for training and sampling, and loads a save into it when that save is
+    first sampled from. One token is sampled at once, so that this cannot happen later, on top of further training.
+    """
+    client = backend.sampling_client(trainer)
+    prompt = tinker.ModelInput.from_ints(backend.stop_token_ids[:1])
+    first = client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1))
+    backend.result(first, "a first token of the new weights")
+    return Policy(client, version)
+
+
+def commit(run: RunDir, backend: Backend, trainer: tinker.TrainingClient, step: int, *, keep: int, **more: Any) -> None:
+    """Save the state after `step`; the row in checkpoints.jsonl is what makes the steps up to it final.
+
+    A run that is killed before that row is written plays on from the row before.
+    keep: how many of the run's states stay on the server, the newest ones. more: goes into the row.
+    """
+    run.log_checkpoint(step, backend.save_state(trainer, state_name(step)), **more)
+    rows = run.checkpoints()
+    left = []
+    for row in rows[:-keep]:
+        try:
+            backend.delete_state(row["state_path"])
+        except ServerError as error:
+            left.append(row)
+            _log.warning("the server keeps the old state %s (%s): delete it there", row["state_path"], error)
+    if len(rows) > keep:
+        run.replace_checkpoints(left + rows[-keep:])
 
 
 def padded_length(tokens: int) -> int:
@@ -52,7 +122,7 @@ def padded_length(tokens: int) -> int:
 
 def _calls(batch: Batch, backend: Backend) -> list[list[int]]:
     """Which datums go in which call."""
-    if not backend.is_jax:
+    if backend.kind != "skyrl-jax":
         return [list(range(len(batch.datums)))]
     calls: dict[int, list[int]] = {}
     for i, datum in enumerate(batch.datums):
