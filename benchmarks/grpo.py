@@ -159,11 +159,7 @@ def steps(steps: int = 14, groups: int = 8, group_size: int = 4, turn_s: float =
                 max_staleness=max_staleness,
                 save_every=steps,
             )
-            gate = (
-                patch("train_grpo.Gate", lambda limit, **_: Gate(limit, shared_weights=True))
-                if shared
-                else nullcontext()
-            )
+            pausing = patch("train_grpo.Gate", lambda limit, **_: Gate(limit, shared_weights=True))
             with pausing if shared else nullcontext(), patch("train_grpo.advantages", alternating):
                 train_grpo.main(config)
             rows = read_rows(config.run_dir / "metrics.jsonl")[steps // 4 : -steps // 4]
