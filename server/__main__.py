@@ -12,7 +12,7 @@ import tyro
 
 from server import check
 from tinker_client.connection.alive import answers
-from tinker_client.connection.local_server import find_uv
+from tinker_client.connection.engines import find_uv
 from tinker_client.connection.local_state import forget_requests
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.run.locks import claimed

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tinker_client.connection import models
 from tinker_client.connection.connect import BackendConfig
+from tinker_client.connection.engines import JaxEngine
 from tinker_client.connection.export import export_adapter
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.errors import UserError, exit_on_user_error
@@ -39,16 +40,12 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: leave through the context manager
     parent = os.getppid()
     try:
-        with LocalServer(
-            run_dir / "server",
-            models.local_model_dir(model),
-            max_rank=rank,
-            port=port,
-            session_timeout_s=DEAD_SCRIPT_S,
-        ) as server:
+        model_dir = models.local_model_dir(model)
+        engine = JaxEngine(rank, model_dir)
+        with LocalServer(run_dir / "server", model_dir, engine, port=port, session_timeout_s=DEAD_SCRIPT_S) as server:
             server.wait_until_ready()
             print(server.base_url, flush=True)
-            flags = f"--engine jax --turns-in-flight {2 * server.sample_batch}"
+            flags = f"--engine jax --turns-in-flight {engine.turns_in_flight}"
             print(f"scripts take --base-url {server.base_url} {flags}", file=sys.stderr)
             while not (stop_with_parent and os.getppid() != parent):
                 server.check()

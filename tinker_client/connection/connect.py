@@ -15,6 +15,7 @@ import tyro
 from tinker_client.connection import models
 from tinker_client.connection.alive import Pulse, answers, is_skyrl
 from tinker_client.connection.backend import Backend, ServerKind
+from tinker_client.connection.engines import JaxEngine
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import import_state
 from tinker_client.errors import ServerError, UserError
@@ -131,7 +132,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
         rank = import_state(init.state_path, source / "server", directory)
     model_dir = models.local_model_dir(name)
     check_pair(installed("tinker") or "", installed("skyrl") or SKYRL)
-    with LocalServer(directory, model_dir, max_rank=rank) as server:
+    with LocalServer(directory, model_dir, JaxEngine(rank, model_dir)) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
         server.wait_until_ready()
@@ -142,11 +143,11 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
                 model=str(server.model_dir),
                 kind=config.kind,
                 context_length=config.context_length or models.context_length(model_dir),
-                turns_in_flight=config.turns_in_flight or 2 * server.sample_batch,
+                turns_in_flight=config.turns_in_flight or server.engine.turns_in_flight,
                 tokenizer=tokenizer,
                 stop_token_ids=models.stop_token_ids(tokenizer),
                 thinking=config.thinking,
-                server={"kind": config.kind, "model": name, "url": server.base_url, "backend": server.backend_config},
+                server={"kind": config.kind, "model": name, "url": server.base_url, "backend": server.engine.settings},
                 init_state_path=init.state_path if init else None,
                 local=server,
                 liveness=server,
