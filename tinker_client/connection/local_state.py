@@ -14,28 +14,23 @@ from tinker_client.run.run_dir import TRAINING_PATH
 def import_state(state_path: str, source: Path, target: Path) -> int:
     """Bring a training state from one local server's directory into another's, before that one starts.
 
-    Only the rows and the checkpoint of this state are brought, as hard links where the file system can.
-    Returns its LoRA rank. Raises UserError if the source does not hold the state.
+    Only the rows and the checkpoint of this state are brought, as hard links where the file system can. What the target
+    holds already stays, also if the source has deleted it since.
+    Returns its LoRA rank. Raises UserError if neither holds the state.
     """
     match = TRAINING_PATH.fullmatch(state_path)
     assert match is not None
     model, name = match["model"], match["name"]
-    checkpoint = Path("checkpoints") / model / f"{name}.tar.gz"
-    missing = UserError(f"{source} does not hold {state_path}: with the server that saved it, give --base-url")
-    if not (source / "tinker.db").exists() or not (source / checkpoint).exists():
-        raise missing
-    with closing(sqlite3.connect(f"file:{source / 'tinker.db'}?mode=ro", uri=True)) as database:
-        row = database.execute(
-            "SELECT m.lora_config FROM models m JOIN checkpoints c USING (model_id) "
-            "WHERE model_id = ? AND checkpoint_id = ? AND checkpoint_type = 'TRAINING' AND c.status = 'COMPLETED'",
-            (model, name),
-        ).fetchone()
-        if row is None:
-            raise missing
-        if source.resolve() != target.resolve():
+    rank = _rank(target, model, name)
+    if rank is None:
+        rank = _rank(source, model, name)
+        if rank is None:
+            raise UserError(f"{source} does not hold {state_path}: with the server that saved it, give --base-url")
+        with closing(_reading(source / "tinker.db")) as database:
             _copy_rows(database, target / "tinker.db", model, name)
-            _link(source / checkpoint, target / checkpoint)
-    return int(json.loads(row[0])["rank"])
+        checkpoint = _checkpoint(model, name)
+        _link(source / checkpoint, target / checkpoint)
+    return rank
 
 
 def forget_requests(database: Path) -> None:
@@ -50,6 +45,27 @@ def forget_requests(database: Path) -> None:
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'futures'").fetchone():
             connection.execute("DELETE FROM futures")
             connection.execute("VACUUM")
+
+
+def _rank(directory: Path, model: str, name: str) -> int | None:
+    """The LoRA rank of a state that a local server's directory holds whole; None if it does not."""
+    if not (directory / "tinker.db").exists() or not (directory / _checkpoint(model, name)).exists():
+        return None
+    with closing(_reading(directory / "tinker.db")) as database:
+        row = database.execute(
+            "SELECT m.lora_config FROM models m JOIN checkpoints c USING (model_id) "
+            "WHERE model_id = ? AND checkpoint_id = ? AND checkpoint_type = 'TRAINING' AND c.status = 'COMPLETED'",
+            (model, name),
+        ).fetchone()
+    return None if row is None else int(json.loads(row[0])["rank"])
+
+
+def _checkpoint(model: str, name: str) -> Path:
+    return Path("checkpoints") / model / f"{name}.tar.gz"
+
+
+def _reading(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{database}?mode=ro", uri=True)
 
 
 def _copy_rows(source: sqlite3.Connection, target: Path, model: str, name: str) -> None:
