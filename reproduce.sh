@@ -51,7 +51,7 @@ step() { # what it is called, command...: runs it unless it is done, and notes t
   started=$SECONDS
   "$@" || {
     status=$?
-    echo "$name stopped: the same command goes on with it" >&2
+    echo "$name stopped, and so does its server: repeat your ./quickstart.sh or ./reproduce.sh command to go on" >&2
     exit "$status"
   }
   echo $((SECONDS - started)) >"$out/done/$name"
@@ -102,10 +102,10 @@ report() {
   for path in "$out"/done/*; do
     [ ! -s "$path" ] || printf '%6d  %s\n' "$(<"$path")" "$(basename "$path")"  # an OUT of an earlier version has none
   done
+  printf '%6d  all of this command\n' "$SECONDS"
 }
 
 prepare
 mkdir -p "$out/done"
 for stage in "${stages[@]}"; do "$stage"; done
-printf '%6d  this command\n' "$SECONDS"
 [ -z "$done_before" ] || echo "What was done before was not done again: for a new run delete $out, or set OUT to another folder"

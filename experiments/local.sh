@@ -1,7 +1,7 @@
 # Installation and server of the experiments on this machine's CPU. Sourced by them.
 # shellcheck shell=bash disable=SC2034,SC2154  # reproduce.sh reads and sets variables here
 
-install() { # extras...: into .venv, but not where PYTHON is given
+install_extras() { # extras...: into .venv, but not where PYTHON is given
   # shellcheck source=server/install.sh
   [ -n "${PYTHON:-}" ] || source server/install.sh "$@"
 }
@@ -20,4 +20,4 @@ serve() { # model: becomes its server
 }
 
 # It prints its URL once the model is loaded. It answers long before, and then the first script would wait.
-ready() { grep -qx "$url" "$out/server.log"; }
+ready() { grep -qxF "$url" "$out/server.log"; }

@@ -7,7 +7,7 @@ all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
 
 prepare() {
-  install tinker jax smollm2
+  install_extras tinker jax smollm2
   url=${URL:-$(free_url)}
   backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 8)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.

@@ -6,7 +6,7 @@ all_stages=(base grpo sft sft_grpo report)
 default_stages=("${all_stages[@]}")
 
 prepare() {
-  install tinker jax
+  install_extras tinker jax
   url=${URL:-$(free_url)}
   backend=(--base-url "$url" --loss-reduction sequence_mean --turns-in-flight 32)
   # The longest ideal run of an easy task (depth 2-3) takes 12 turns.

@@ -47,6 +47,7 @@ if "--run-dir" in arguments:
     (folder / "checkpoints.jsonl").touch()
 if os.environ.get("HANG") in arguments:
     try:
+        pathlib.Path({log!r}).with_name("hangs").touch()
         time.sleep(60)
     except KeyboardInterrupt:  # as the scripts do, once the server has saved the state
         time.sleep(0.3)
@@ -183,7 +184,7 @@ def test_the_quickstart_trains_and_evaluates_four_models_and_shows_each_command_
     seconds = done.output.partition("Seconds of each step")[2].splitlines()[1:]
     assert [line.split()[1] for line in seconds] == [
         *("evaluate-base-easy", "evaluate-grpo-easy", "evaluate-sft-easy", "evaluate-sft_grpo-easy", "grpo"),
-        *("server", "sft", "sft-depth2", "sft-depth3", "sft_grpo", "this"),
+        *("server", "sft", "sft-depth2", "sft-depth3", "sft_grpo", "all"),
     ]
     assert "done before" not in done.output
 
@@ -192,7 +193,7 @@ def test_the_quickstart_goes_on_where_it_stopped_and_once_done_prints_its_result
     first = run(tmp_path, "quickstart.sh", FAIL="train_sft.py")
     assert first.status == 1
     assert first.commands[-1][0] == "train_sft.py"
-    assert first.output.endswith("sft stopped: the same command goes on with it\n")
+    assert first.output.splitlines()[-1].startswith("sft stopped")
     second = run(tmp_path, "quickstart.sh")
     assert second.status == 0
     assert second.commands[0][0] == "train_sft.py"
@@ -207,7 +208,7 @@ def test_the_quickstart_goes_on_where_it_stopped_and_once_done_prints_its_result
 
 def test_ctrl_c_ends_the_stage_and_then_the_server(tmp_path: Path):
     script = start(tmp_path, "quickstart.sh", HANG="train_grpo.py")
-    while "train_grpo.py" not in (tmp_path / "log").read_text():
+    while not (tmp_path / "hangs").exists():
         assert script.poll() is None
         time.sleep(0.05)
     os.killpg(script.pid, signal.SIGINT)  # as the terminal does, to all that it started
