@@ -1,18 +1,20 @@
 # The post's experiment with SmolLM2-135M-Instruct on two CPU cores. Sourced by reproduce.sh.
 # `./reproduce.sh smollm2` leaves GRPO alone and depth 4 out; `./reproduce.sh smollm2 --full` takes them in.
 # The README says why the counts are what they are.
+# shellcheck shell=bash disable=SC2034,SC2154  # reproduce.sh reads and sets variables here
+source experiments/local.sh
 all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
 
 prepare() {
-  [ -n "${PYTHON:-}" ] || source server/install.sh tinker jax smollm2
-  url=${URL:-http://127.0.0.1:8017}
+  install_extras tinker jax smollm2
+  url=${URL:-$(free_url)}
   backend=(--base-url "$url" --engine jax --turns-in-flight 8)
   # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 96 --lr 1e-4 --save-every 1)
 }
 
-launch() { exec "$python" -m tinker_client serve --model smollm2 --run-dir "$out" --port 8017 --stop-with-parent; }
+launch() { serve smollm2; }
 
 sft() {
   local demonstrate=("$python" -m sft_data --round 2 --wording terse)
@@ -38,10 +40,6 @@ evaluate() { every_model easy --difficulty easy --limit 24 --max-reply-tokens 96
 depth4() { every_model depth4 --depths 4 --fits-budget 12 --limit 8 --max-reply-tokens 128; }
 
 every_model() { # what the tasks are called, flags...
-  local -A made_by=([grpo]=grpo [sft]=sft [sft_grpo]=sft_grpo)
-  local model tasks=$1
-  shift
-  for model in base grpo sft sft_grpo; do
-    evaluate_model $model "${made_by[$model]:-}" "$tasks" "${backend[@]}" --resume --max-turns 12 "$@"
-  done
+  local model
+  for model in base grpo sft sft_grpo; do evaluate_model "$model" "$@" --max-turns 12 "${backend[@]}"; done
 }

@@ -6,7 +6,7 @@ if ! uv --version >/dev/null 2>&1; then
   if [ ! -x .uv/bin/uv ]; then
     echo "uv is missing: installing it into .uv"
     # A virtual environment of its own, since pip refuses to touch the Python of many systems.
-    python3.12 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 || {
+    { python3.12 -m venv .uv && .uv/bin/pip install --quiet --disable-pip-version-check uv==0.13.9; } || {
       echo "error: cannot install uv: need Python 3.12 with its venv module and a package index" >&2
       return 2
     }

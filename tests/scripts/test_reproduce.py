@@ -1,11 +1,14 @@
-"""reproduce.sh with a stand-in for Python, which notes what it is asked to run, and for the server."""
+"""reproduce.sh and quickstart.sh with a stand-in for Python and the server, which notes what it is asked to run."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -18,14 +21,22 @@ import train_grpo
 import train_sft
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Writes down its arguments, makes what a script would leave behind, and fails once where it is told to.
+# Writes down its arguments, makes what a script would leave behind, fails or hangs where it is told to, and as a server
+# answers its health check.
 STAND_IN = """#!{python}
-import json, os, pathlib, sys
+import http.server, json, os, pathlib, sys, time, urllib.request
 arguments = sys.argv[1:]
 if arguments[0] == "-c":
     os.execv({python!r}, [{python!r}, *arguments])
 with open({log!r}, "a") as log:
     log.write(json.dumps(arguments) + "\\n")
+if "serve" in arguments and "serve" != os.environ.get("FAIL"):
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        do_GET = lambda self: (self.send_response(200), self.end_headers())
+    port = int(arguments[arguments.index("--port") + 1])
+    with http.server.HTTPServer(("127.0.0.1", port), Healthy) as server:
+        print("http://127.0.0.1:%d" % port, flush=True)
+        server.serve_forever()
 if os.environ.get("FAIL") in arguments:
     sys.exit(1)
 if "sft_data" in arguments:
@@ -34,6 +45,14 @@ if "--run-dir" in arguments:
     folder = pathlib.Path(arguments[arguments.index("--run-dir") + 1])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints.jsonl").touch()
+if os.environ.get("HANG") in arguments:
+    try:
+        pathlib.Path({log!r}).with_name("hangs").touch()
+        time.sleep(60)
+    except KeyboardInterrupt:  # as the scripts do, once the server has saved the state
+        time.sleep(0.3)
+        urllib.request.urlopen(arguments[arguments.index("--base-url") + 1])
+        sys.exit(130)
 """
 
 
@@ -54,30 +73,45 @@ def url() -> Iterator[str]:
         server.shutdown()
 
 
-def run(tmp_path: Path, url: str, *arguments: str, **more: str) -> tuple[int, list[list[str]]]:
-    """The exit status, and the commands that this run of the script gave to Python, the check of the server apart."""
+@dataclass(frozen=True)
+class Outcome:
+    """status: of the exit. commands: what this run gave to Python, those of servers apart."""
+
+    status: int
+    commands: list[list[str]]
+    servers: list[list[str]]
+    output: str
+
+
+def start(tmp_path: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """A script of the repository, with the stand-in for Python, a log of its commands, and `out` for its results."""
     log, python = tmp_path / "log", tmp_path / "python"
     python.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
     python.chmod(0o755)
     log.write_text("")
-    environment = {**os.environ, "PYTHON": str(python), "OUT": str(tmp_path / "out"), "URL": url, **more}
-    done = subprocess.run(
-        [REPOSITORY / "reproduce.sh", *arguments],
-        env=environment,
-        capture_output=True,
+    return subprocess.Popen(
+        [REPOSITORY / command[0], *command[1:]],
+        env={**os.environ, "PYTHON": str(python), "OUT": str(tmp_path / "out"), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
-        check=False,
+        start_new_session=True,
     )
-    commands = [json.loads(line) for line in log.read_text().splitlines()]
-    return done.returncode, [command for command in commands if command[:2] != ["-m", "server"]]
+
+
+def run(tmp_path: Path, *command: str, **environment: str) -> Outcome:
+    script = start(tmp_path, *command, **environment)
+    output, _ = script.communicate(timeout=60)
+    commands = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    servers = [command for command in commands if command[:2] in (["-m", "server"], ["-m", "tinker_client"])]
+    return Outcome(script.returncode, [command for command in commands if command not in servers], servers, output)
 
 
 def test_every_command_is_one_that_the_scripts_take(tmp_path: Path, url: str):
-    status, commands = run(tmp_path, url, "qwen3.5-4b_8gpus")
-    assert status == 0
+    done = run(tmp_path, "reproduce.sh", "qwen3.5-4b_8gpus", URL=url)
+    assert done.status == 0
     runs = {}
-    for what, *arguments in commands:
+    for what, *arguments in done.commands:
         if what == "-m":
             tyro.cli(demonstrations.Config, args=arguments[1:])
         elif arguments[0] == "report":
@@ -102,11 +136,11 @@ def test_the_small_experiment_leaves_grpo_alone_and_depth_4_to_full(tmp_path: Pa
     scripts = {"train_sft.py": train_sft, "train_grpo.py": train_grpo, "evaluate.py": evaluate}
 
     def runs(*stages: str) -> dict[str, object]:
-        status, commands = run(tmp_path, url, "smollm2", *stages)
-        assert status == 0
+        done = run(tmp_path, "reproduce.sh", "smollm2", *stages, URL=url)
+        assert done.status == 0
         configs = [
             tyro.cli(scripts[what].Config, args=args)
-            for what, *args in commands
+            for what, *args in done.commands
             if what in scripts and args[0] != "report"
         ]
         return {config.run_dir.name: config for config in configs}
@@ -121,16 +155,78 @@ def test_the_small_experiment_leaves_grpo_alone_and_depth_4_to_full(tmp_path: Pa
 
 
 def test_after_an_interruption_it_goes_on_with_the_stage_that_was_interrupted(tmp_path: Path, url: str):
-    status, before = run(tmp_path, url, "qwen3.5-4b_h200", "round1", "grpo", FAIL="train_grpo.py")
-    assert status != 0
-    assert [command[0] for command in before] == ["-m", "train_sft.py", "train_grpo.py"]
-    status, after = run(tmp_path, url, "qwen3.5-4b_h200", "round1", "grpo")
-    assert status == 0
-    assert after == before[2:]
-    assert after[0][after[0].index("--max-staleness") + 1] == "0"  # one GPU
+    command = ("reproduce.sh", "qwen3.5-4b_h200", "round1", "grpo")
+    before = run(tmp_path, *command, URL=url, FAIL="train_grpo.py")
+    assert before.status == 1
+    assert [arguments[0] for arguments in before.commands] == ["-m", "train_sft.py", "train_grpo.py"]
+    after = run(tmp_path, *command, URL=url)
+    assert after.status == 0
+    assert after.commands == before.commands[2:]
+    (grpo,) = after.commands
+    assert grpo[grpo.index("--max-staleness") + 1] == "0"  # one GPU
+
+
+def test_the_quickstart_trains_and_evaluates_four_models_and_shows_each_command_table_and_time(tmp_path: Path):
+    done = run(tmp_path, "quickstart.sh")
+    assert done.status == 0
+    (server,) = done.servers
+    assert server[:5] == ["-m", "tinker_client", "serve", "--model", "tiny"]
+    scripts = {"train_sft.py": train_sft, "train_grpo.py": train_grpo, "evaluate.py": evaluate}
+    *commands, report = done.commands
+    runs = [tyro.cli(scripts[what].Config, args=args) for what, *args in commands if what in scripts]
+    assert [config.run_dir.name for config in runs] == [
+        *("base-easy", "grpo", "grpo-easy", "sft", "sft-easy", "sft_grpo", "sft_grpo-easy")
+    ]
+    assert {config.backend.engine for config in runs} == {"jax"}
+    for command in commands:
+        assert f"+ {tmp_path / 'python'} {' '.join(command)}\n" in done.output
+    assert report[:2] == ["evaluate.py", "report"]
+    seconds = done.output.partition("Seconds of each step")[2].splitlines()[1:]
+    assert [line.split()[1] for line in seconds] == [
+        *("evaluate-base-easy", "evaluate-grpo-easy", "evaluate-sft-easy", "evaluate-sft_grpo-easy", "grpo"),
+        *("server", "sft", "sft-depth2", "sft-depth3", "sft_grpo", "all"),
+    ]
+    assert "done before" not in done.output
+
+
+def test_the_quickstart_goes_on_where_it_stopped_and_once_done_prints_its_results_again(tmp_path: Path):
+    first = run(tmp_path, "quickstart.sh", FAIL="train_sft.py")
+    assert first.status == 1
+    assert first.commands[-1][0] == "train_sft.py"
+    assert first.output.splitlines()[-1].startswith("sft stopped")
+    second = run(tmp_path, "quickstart.sh")
+    assert second.status == 0
+    assert second.commands[0][0] == "train_sft.py"
+    assert "== grpo: done before" in second.output
+    assert "== sft: done before" not in second.output
+    third = run(tmp_path, "quickstart.sh")
+    assert third.status == 0
+    assert third.commands == second.commands[-1:]  # the report
+    assert f"for a new run delete {tmp_path / 'out'}, or set OUT to another folder" in third.output
+    assert not third.servers  # nothing left to start one for
+
+
+def test_ctrl_c_ends_the_stage_and_then_the_server(tmp_path: Path):
+    script = start(tmp_path, "quickstart.sh", HANG="train_grpo.py")
+    while not (tmp_path / "hangs").exists():
+        assert script.poll() is None
+        time.sleep(0.05)
+    os.killpg(script.pid, signal.SIGINT)  # as the terminal does, to all that it started
+    script.communicate(timeout=30)
+    assert script.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.killpg(script.pid, 0)
+    assert run(tmp_path, "quickstart.sh", "grpo").commands[0][0] == "train_grpo.py"
 
 
 def test_what_is_not_there_ends_in_one_line(tmp_path: Path, url: str):
-    assert run(tmp_path, url, "qwen3.5-4b_h200", "dance") == (2, [])
-    assert run(tmp_path, "http://127.0.0.1:9", "qwen3.5-4b_h200", "round2") == (2, [])
-    assert run(tmp_path, url)[0] != 0
+    def last_line(*command: str, **environment: str) -> str:
+        done = run(tmp_path, "reproduce.sh", *command, **environment)
+        assert (done.status, done.commands) == (2, [])
+        return done.output.splitlines()[-1]
+
+    assert "no stage dance" in last_line("qwen3.5-4b_h200", "dance", URL=url)
+    assert "no config dance" in last_line("dance", URL=url)
+    assert "no server answers at" in last_line("qwen3.5-4b_h200", "round2", URL="http://127.0.0.1:9")
+    assert "server.log" in last_line("tiny", FAIL="serve")
+    assert run(tmp_path, "reproduce.sh").status != 0
