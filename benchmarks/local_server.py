@@ -75,7 +75,7 @@ def main(config: Config) -> None:
 
 def measure(engine: str, config: Config) -> dict[str, float]:
     """What this engine takes, in seconds unless the name says otherwise."""
-    with tempfile.TemporaryDirectory() as scratch, serving(engine, config, Path(scratch)) as (url, ready_s, peak):
+    with tempfile.TemporaryDirectory() as scratch, serving(config.model, engine, Path(scratch)) as (url, ready_s, peak):
         play = [
             *("--base-url", url, "--engine", engine, "--max-turns", config.max_turns),
             *("--max-reply-tokens", config.max_reply_tokens),
@@ -102,10 +102,10 @@ def measure(engine: str, config: Config) -> dict[str, float]:
 
 
 @contextmanager
-def serving(engine: str, config: Config, folder: Path) -> Iterator[tuple[str, float, Any]]:
+def serving(model: str, engine: str, folder: Path) -> Iterator[tuple[str, float, Any]]:
     """A server's URL, the seconds until it was ready, and a function for its peak memory so far, in bytes."""
     started = time.monotonic()
-    flags = ["--run-dir", folder / "serve", "--model", config.model, "--engine", engine, "--stop-with-parent"]
+    flags = ["--run-dir", folder / "serve", "--model", model, "--engine", engine, "--stop-with-parent"]
     command = [sys.executable, "-m", "tinker_client", "serve", *map(str, flags)]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
