@@ -35,19 +35,21 @@ from rich.console import Console
 from tests.fault_proxy import KINDS, Kind, faulty
 from tests.killing import ended, moment, now, part_of, wait_until
 from tinker_client.connection.connect import BackendConfig, connect
+from tinker_client.connection.engines import JaxEngine
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import import_state
 from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import EXIT_SERVER_ERROR, EXIT_USER_ERROR
+from tinker_client.play.chat import ChatTemplate
 from tinker_client.run.jsonl import read_rows
 from tinker_client.run.run_dir import resolve_state
-from tinker_client.train.datums import supervised_batch
+from tinker_client.train.datums import REDUCTION, supervised_batch
 from tinker_client.train.demonstrations import read_demonstrations, tokenize
 from tinker_client.train.updates import forward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAY = "--depths 2 --max-turns 2 --max-reply-tokens 16"
-GRPO = f"-m tests.coin_grpo {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2"
+GRPO = f"train_grpo.py --env tests.coin_game:GAME {PLAY} --steps 6 --groups 2 --group-size 4 --lr 1e-3 --save-every 2"
 SCRIPTS = {
     "sft": "train_sft.py --data {data} --rank 8 --epochs 2 --batch-size 4 --lr 1e-3 --save-every 2",
     "grpo": f"{GRPO} --max-staleness 0",
@@ -213,12 +215,12 @@ class Suite:
     def misbehave(self, kinds: Sequence[Kind]) -> None:
         """For each kind of fault a GRPO run whose requests suffer from it, started again until it is done."""
         # A create_model whose answer is lost leaves an adapter behind, hence several places.
-        with LocalServer(self.out / "server", TINY_MODEL, max_rank=32, adapters=8) as server:
+        with LocalServer(self.out / "server", TINY_MODEL, JaxEngine(32, TINY_MODEL, adapters=8)) as server:
             server.wait_until_ready()
             for kind in kinds:
                 path, began = self.out / f"grpo_{kind}", time.monotonic()
                 with faulty(server.base_url, [kind]) as proxy:
-                    flags = ("--base-url", proxy.url, "--loss-reduction", "sequence_mean", "--turns-in-flight", "32")
+                    flags = ("--base-url", proxy.url, "--engine", "jax", "--turns-in-flight", "32")
                     starts, going_on = 1, (EXIT_SERVER_ERROR, EXIT_USER_ERROR)
                     while (status := ended(self.start("grpo", path, *flags))) in going_on and starts < ATTEMPTS:
                         starts += 1
@@ -262,12 +264,14 @@ class Suite:
         for run, state_path in states.items():
             import_state(state_path, run / "server", self.out / "logprobs")
         logprobs = {}
-        with LocalServer(self.out / "logprobs", TINY_MODEL, max_rank=8) as server:
+        with LocalServer(self.out / "logprobs", TINY_MODEL, JaxEngine(8, TINY_MODEL)) as server:
             server.wait_until_ready()
-            remote = BackendConfig(base_url=server.base_url, loss_reduction="sequence_mean")
+            remote = BackendConfig(base_url=server.base_url, engine="jax")
             with connect(remote, self.out / "logprobs") as backend:
-                conversations = tokenize(read_demonstrations(self.data), backend.template, backend.context_length)
-                batch = supervised_batch(conversations, backend.loss_reduction)
+                conversations = tokenize(
+                    read_demonstrations(self.data), ChatTemplate.of(backend), backend.context_length
+                )
+                batch = supervised_batch(conversations, REDUCTION[backend.kind])
                 for run, state_path in states.items():
                     trainer = backend.training_client_from(state_path, with_optimizer=False)
                     logprobs[run] = np.concatenate(batch.action_logprobs(forward(backend, trainer, batch)))

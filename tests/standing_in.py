@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import uvicorn
 
 from benchmarks.stand_in import Config, StandIn
-from tinker_client.connection.local_server import _free_port, answers
+from tinker_client.connection.alive import answers
+from tinker_client.connection.local_server import _free_port
 
 
 @contextmanager

@@ -15,10 +15,11 @@ import pytest
 import tinker
 
 from tests.conftest import RANK
-from tinker_client.connection import local_server as server_module
-from tinker_client.connection import watchdog
+from tinker_client.connection import engines, watchdog
+from tinker_client.connection.alive import answers
 from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, connect
+from tinker_client.connection.engines import REPOSITORY, JaxEngine
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import forget_requests
 from tinker_client.connection.models import TINY_MODEL
@@ -87,7 +88,7 @@ def test_a_state_goes_to_a_new_server_with_its_weights_and_adam_state(backend: B
     trained_on = logprobs(adapter)
 
     with connect(BackendConfig(), tmp_path, init=SavedState(state, server_run)) as other:
-        assert other.local.backend_config["max_lora_rank"] == RANK
+        assert other.local.engine.settings["max_lora_rank"] == RANK
         resumed = other.training_client_from(other.init_state_path, with_optimizer=True)
         assert logprobs(resumed) == pytest.approx(trained, abs=1e-4)
         train(resumed)
@@ -100,7 +101,7 @@ def test_a_state_goes_to_a_new_server_with_its_weights_and_adam_state(backend: B
 def test_a_running_server_is_used_by_its_url_with_its_only_model(backend: Backend, tmp_path):
     with connect(BackendConfig(base_url=backend.server["url"] + "/"), tmp_path) as remote:
         assert remote.model == str(TINY_MODEL)
-        assert remote.loss_reduction == "token_sum"
+        assert remote.kind == "skyrl-gpu"
         assert remote.context_length == backend.context_length  # SkyRL does not tell it, but the folder is here
         with pytest.raises(UserError, match="no state tinker://model_0/weights/x"):
             remote.training_client_from("tinker://model_0/weights/x", with_optimizer=False)
@@ -160,7 +161,7 @@ def test_a_server_that_cannot_load_its_model_ends_in_one_line_with_the_cause(tmp
     (model / "model.safetensors").touch()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).write_bytes((TINY_MODEL / name).read_bytes())
-    server = LocalServer(tmp_path / "server", model, max_rank=RANK)
+    server = LocalServer(tmp_path / "server", model, JaxEngine(RANK, model))
     with pytest.raises(UserError, match=r"no-such-architecture.*server\.log") as caught, server:
         server.wait_until_ready()
     assert "\n" not in str(caught.value)
@@ -171,8 +172,8 @@ def test_a_missing_uv_ends_in_one_line(tmp_path, monkeypatch):
     broken.write_text("#!/bin/sh\nexit 127\n")  # what a pyenv shim does
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(server_module, "REPOSITORY", tmp_path)
-    with pytest.raises(UserError, match="needs uv"), LocalServer(tmp_path, TINY_MODEL, max_rank=RANK):
+    monkeypatch.setattr(engines, "REPOSITORY", tmp_path)
+    with pytest.raises(UserError, match="needs uv"), LocalServer(tmp_path, TINY_MODEL, JaxEngine(RANK, TINY_MODEL)):
         pass
 
 
@@ -190,8 +191,10 @@ def test_requests_of_an_earlier_server_are_forgotten(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
+from tinker_client.connection.engines import JaxEngine
 from tinker_client.connection.local_server import LocalServer
-with LocalServer(Path(sys.argv[1]), Path(sys.argv[2]), max_rank=8) as server:
+run_dir, model = map(Path, sys.argv[1:])
+with LocalServer(run_dir, model, JaxEngine(8, model)) as server:
     server.wait_until_ready()
     print("ready", flush=True)
     sys.stdin.read()
@@ -201,7 +204,7 @@ with LocalServer(Path(sys.argv[1]), Path(sys.argv[2]), max_rank=8) as server:
 def test_no_process_survives_a_killed_script(tmp_path):
     script = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, tmp_path, TINY_MODEL],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=server_module.REPOSITORY,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY,
     )  # fmt: skip
     assert script.stdout.readline() == b"ready\n"
     family = psutil.Process(script.pid).children(recursive=True)
@@ -216,9 +219,9 @@ def test_serve_prints_its_url_and_leaves_nothing_behind(tmp_path, end):
     command = [sys.executable, "-m", "tinker_client", "serve", "--run-dir", tmp_path, "--rank", RANK]
     if end != "SIGTERM":
         command = ["sh", "-c", '"$@" & wait', "sh", *command, "--stop-with-parent"]
-    parent = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, cwd=server_module.REPOSITORY)
+    parent = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, cwd=REPOSITORY)
     url = parent.stdout.readline().decode().strip()
-    assert server_module.answers(url, timeout=5)
+    assert answers(url, timeout=5)
     family = psutil.Process(parent.pid).children(recursive=True)
     assert any(is_engine(process) for process in family)
     if end == "SIGTERM":
@@ -235,14 +238,14 @@ def test_a_port_that_is_taken_ends_in_one_line(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        server = LocalServer(tmp_path, TINY_MODEL, max_rank=RANK, port=port)
+        server = LocalServer(tmp_path, TINY_MODEL, JaxEngine(RANK, TINY_MODEL), port=port)
         with pytest.raises(UserError, match=f"port {port} .* is taken"), server:
             pass
 
 
 @pytest.mark.slow
 def test_a_dead_engine_is_noticed(tmp_path):
-    with LocalServer(tmp_path, TINY_MODEL, max_rank=RANK) as server:
+    with LocalServer(tmp_path, TINY_MODEL, JaxEngine(RANK, TINY_MODEL)) as server:
         server.wait_until_ready()
         family = psutil.Process(server._process.pid).children(recursive=True)
         engine = max(family, key=lambda process: process.memory_info().rss if is_engine(process) else 0)
@@ -250,7 +253,7 @@ def test_a_dead_engine_is_noticed(tmp_path):
         deadline = time.monotonic() + 60
         with pytest.raises(ServerError, match=r"see .*server\.log"):
             while time.monotonic() < deadline:
-                server.check_alive()
+                server.check()
                 time.sleep(0.1)
     assert_gone(family)
 

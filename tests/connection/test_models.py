@@ -76,10 +76,10 @@ def test_smollm2_starts_samples_stops_and_takes_a_training_step(tmp_path):
     with connect(BackendConfig(model="smollm2"), tmp_path, rank=8) as backend:
         trainer = backend.new_training_client(rank=8, seed=0)
         chat = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
-        tokenizer = backend.template.tokenizer
+        tokenizer = backend.tokenizer
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = tinker.ModelInput.from_ints(tokenizer.encode(text, add_special_tokens=False))
-        params = tinker.SamplingParams(max_tokens=32, temperature=0.0, seed=0, stop=backend.template.stop_token_ids)
+        params = tinker.SamplingParams(max_tokens=32, temperature=0.0, seed=0, stop=backend.stop_token_ids)
         sampler = backend.sampling_client(trainer)
         (reply,) = sampler.sample(prompt, num_samples=1, sampling_params=params).result(600).sequences
         assert tokenizer.decode(reply.tokens).endswith("<|im_end|>")

@@ -17,9 +17,11 @@ from tinker_client.evaluation.episodes import load_evaluations
 from tinker_client.evaluation.measures import measure
 from tinker_client.play import players, rollout
 from tinker_client.play.chat import Conversation
+from tinker_client.play.environment import ENVIRONMENTS
+from tinker_client.play.tasks import select_tasks
 from tinker_client.run.jsonl import read_rows, write_rows
-from tinker_client.run.run_dir import SavedState
 
+TEXTCRAFT = ENVIRONMENTS["textcraft"]
 INVENTORY = "<tool>view_inventory()</tool>"
 
 
@@ -43,8 +45,8 @@ def check_ceilings(path: Path, tasks: int, fit_75: int, **flags: object) -> None
 
 
 def test_the_oracle_reaches_the_ceilings_of_some_hard_tasks(tmp_path: Path):
-    tasks = evaluate.select_tasks("val", "hard", limit=18)
-    fit = len(evaluate.select_tasks("val", "hard", ids={task.id for task in tasks}, fits_budget=75))
+    tasks = select_tasks(TEXTCRAFT, "val", "hard", limit=18)
+    fit = len(select_tasks(TEXTCRAFT, "val", "hard", ids={task.id for task in tasks}, fits_budget=75))
     assert 0 < fit < 18
     check_ceilings(tmp_path / "run", 18, fit, limit=18)
 
@@ -164,10 +166,9 @@ def test_an_evaluation_that_changed_is_not_gone_on_with(tmp_path: Path):
         run(path, **flags, temperature=0.5, resume=True)
     with pytest.raises(UserError, match="already holds a run"):
         run(path, **flags)
-    config = evaluate.Config(run_dir=path, player="oracle", **flags, checkpoint=None, resume=True)
-    state = SavedState("tinker://model_1/weights/step_000002", None)
-    with pytest.raises(UserError, match=r"evaluates the base model, not tinker://model_1/weights/step_000002"):
-        directory.EvaluationRun.open(path, config, state, resume=True, overwrite=False)
+    state = "tinker://model_1/weights/step_000002"
+    with pytest.raises(UserError, match=f"evaluates the base model, not {state}: give another"):
+        evaluate.main(evaluate.Config(run_dir=path, checkpoint=state, **flags, resume=True))
     assert read_rows(path / "episodes.jsonl") == rows
     assert len(run(path, **flags | {"limit": 3}, overwrite=True)) == 3
     with pytest.raises(UserError, match="--resume and --overwrite"):
@@ -189,10 +190,10 @@ def test_the_posts_tasks_can_be_chosen(tmp_path: Path):
     rows = run(tmp_path / "hard", difficulty="hard", fits_budget=75, max_turns=75, limit=20)
     assert {row["end"] for row in rows} == {"success"}
     assert Counter(row["depth"] for row in rows) == {7: 16, 8: 4}
-    medium = evaluate.select_tasks("val", "medium", limit=60)
+    medium = select_tasks(TEXTCRAFT, "val", "medium", limit=60)
     assert Counter(task.depth for task in medium) == {4: 20, 5: 20, 6: 20}
-    assert [task.id for task in medium] == [task.id for task in evaluate.select_tasks("val", "medium", limit=60)]
-    assert len(evaluate.select_tasks("val", "hard", fits_budget=75)) == 44
+    assert [task.id for task in medium] == [task.id for task in select_tasks(TEXTCRAFT, "val", "medium", limit=60)]
+    assert len(select_tasks(TEXTCRAFT, "val", "hard", fits_budget=75)) == 44
     rows = read_rows(tmp_path / "hard" / "episodes.jsonl")
     write_rows(tmp_path / "hard" / "episodes.jsonl", rows[:3])
     assert len(load_evaluations([str(tmp_path / "hard")])[0].episodes) == 3

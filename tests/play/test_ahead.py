@@ -13,19 +13,22 @@ import tinker
 from transformers import AutoTokenizer
 
 from tests.play.test_rollout import expert
+from tests.playing import play_config
 from textcraft import load_tasks
+from tinker_client.connection.alive import Liveness
 from tinker_client.connection.models import TINY_MODEL, stop_token_ids
 from tinker_client.errors import ServerError, UserError
 from tinker_client.play.ahead import Rollouts
 from tinker_client.play.chat import ChatTemplate
-from tinker_client.play.rollout import PlayConfig, Policy
+from tinker_client.play.gate import Gate
+from tinker_client.play.rollout import Policy
+from tinker_client.play.scheduler import Scheduler
 from tinker_client.play.tasks import Plan
 from tinker_client.run.jsonl import read_rows
-from tinker_client.train.advantages import has_signal
+from tinker_client.train.advantages import group_has_signal, has_signal
 
 TASKS = load_tasks("train", "easy", [2])[:8]
 EXPERT = expert(TASKS)
-PLAYING = PlayConfig(max_turns=12, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +92,28 @@ class Client:
         future.set_result(tinker.SampleResponse([sequence]))
 
 
-def rollouts(server: Server, path: Path, *, seed: int = 3, **settings: object) -> Rollouts:
-    plan = Plan(path / "plan.jsonl", TASKS, size=3, seed=seed)
-    playing = PlayConfig(**{**PLAYING.__dict__, "seed": seed})
-    defaults = {"steps": 4, "groups": 3, "group_size": 4, "max_staleness": 2, "in_play": 6, "shared_weights": True}
-    return Rollouts(plan, Policy(server.client(), 0), server.template, playing, **{**defaults, **settings})
+def rollouts(
+    server: Server,
+    path: Path,
+    *,
+    seed: int = 3,
+    steps: int = 4,
+    max_staleness: int = 2,
+    max_groups: int | None = None,
+    shared_weights: bool = True,
+    liveness: Liveness | None = None,
+) -> Rollouts:
+    """Three groups of four episodes a step; with `max_groups` of dynamic sampling."""
+    counts = {} if max_groups is None else {"counts": group_has_signal, "limit": max_groups}
+    return Rollouts(
+        Plan(path / "plan.jsonl", TASKS, size=3, seed=seed),
+        Policy(server.client(), 0),
+        play_config(server.template, max_turns=12, seed=seed),
+        Scheduler(steps=steps, size=3, max_staleness=max_staleness, in_play=6, **counts),
+        Gate(None, shared_weights=shared_weights),
+        group_size=4,
+        liveness=liveness or Liveness(),
+    )
 
 
 def train(server: Server, path: Path, update_s: float = 0.01, **settings: object) -> list[list]:
@@ -198,10 +218,15 @@ def test_a_server_that_fails_every_episode_ends_the_run_and_one_failure_does_not
         running.next_step()
 
 
-def test_a_server_that_has_ended_ends_the_wait(template, tmp_path):
-    def check_alive() -> None:
+class Ended(Liveness):
+    def check(self) -> None:
         raise ServerError("the local server stopped")
 
+
+def test_a_server_that_has_ended_ends_the_wait(template, tmp_path):
     server = Server(template, latency_s=1000.0)
-    with rollouts(server, tmp_path, check_alive=check_alive) as running, pytest.raises(ServerError):
+    with (
+        rollouts(server, tmp_path, liveness=Ended()) as running,
+        pytest.raises(ServerError, match="the local server stopped"),
+    ):
         running.next_step()

@@ -11,14 +11,14 @@ import tinker
 from transformers import AutoTokenizer
 
 from tests.made_up import write
-from tests.playing import play
+from tests.playing import play, play_config
 from textcraft import load_tasks
 from tinker_client.connection.models import TINY_MODEL, stop_token_ids
 from tinker_client.evaluation.episodes import load_evaluations
 from tinker_client.evaluation.page import write_report
 from tinker_client.evaluation.scope import scope
 from tinker_client.play.chat import ChatTemplate
-from tinker_client.play.rollout import PlayConfig, Policy
+from tinker_client.play.rollout import Policy
 
 TURNS, EPISODES = 100, 20
 TEXTS = (
@@ -61,11 +61,11 @@ class Hostile:
 def test_two_thousand_hostile_turns_are_played_and_shown_as_text(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    client = Hostile(ChatTemplate(tokenizer, stop_token_ids(tokenizer)))
-    tasks = load_tasks("val", "hard")[:EPISODES]
-    playing = PlayConfig(max_turns=TURNS, max_reply_tokens=2**21, temperature=1.0, context_length=2**31, seed=0)
     template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
-    episodes = play(tasks, 1, Policy(client, 0), template, playing, step=0, label="hostile")
+    client = Hostile(template)
+    tasks = load_tasks("val", "hard")[:EPISODES]
+    playing = play_config(template, max_turns=TURNS, max_reply_tokens=2**21, context_length=2**31)
+    episodes = play(tasks, 1, Policy(client, 0), playing)
     assert client.large == []
     assert Counter(episode.end for episode in episodes) == {"out_of_turns": EPISODES}
     assert sum(len(episode.turns) for episode in episodes) == TURNS * EPISODES

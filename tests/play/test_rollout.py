@@ -7,25 +7,22 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import tinker
-from rich.progress import Progress
 from transformers import AutoTokenizer
 
 from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
 from tests.chat_templates import make
-from tests.playing import play
+from tests.playing import play, play_config
 from textcraft import Episode, Task, load_tasks
 from tinker_client.connection.models import TINY_MODEL, stop_token_ids
 from tinker_client.errors import ServerError
-from tinker_client.play import progress, rollout
-from tinker_client.play.chat import ChatTemplate, Conversation
-from tinker_client.play.progress import Bar
+from tinker_client.play import rollout
+from tinker_client.play.chat import ChatTemplate
 from tinker_client.play.records import EpisodeRecord, TurnRecord, repeated
-from tinker_client.play.rollout import PlayConfig, Policy, turn_seed
+from tinker_client.play.rollout import Policy, turn_seed
 from tinker_client.train.metrics import episode_metrics
 
 TASKS = load_tasks("train", "easy", [2])[:3]
-PLAYING = PlayConfig(max_turns=20, max_reply_tokens=256, temperature=1.0, context_length=4096, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +69,19 @@ def expert(tasks: Sequence[Task]) -> Callable[[str, int], str]:
     return lambda text, turn: next(texts[turn] for opening, texts in replies.items() if opening in text)
 
 
-def run(template: ChatTemplate, sampler: Sampler, playing: PlayConfig = PLAYING, rollouts: int = 2, **more):
-    return play(TASKS, rollouts, Policy(sampler, version=3), template, playing, step=5, label="test", **more)
+def run(sampler: Sampler, **settings: object) -> list[EpisodeRecord]:
+    """Two episodes of each task."""
+    return play(TASKS, 2, Policy(sampler, version=3), play_config(sampler.template, seed=7, **settings))
+
+
+def play_one(sampler: Sampler, version: int = 0, **settings: object) -> EpisodeRecord:
+    (episode,) = play(TASKS[:1], 1, Policy(sampler, version), play_config(sampler.template, **settings))
+    return episode
 
 
 def test_the_expert_solves_every_task_and_its_tokens_are_the_actions(template):
     sampler = Sampler(template, expert(TASKS))
-    episodes = run(template, sampler)
+    episodes = run(sampler)
     assert [(e.task.id, e.group, e.episode) for e in episodes] == [
         (task.id, group, episode) for group, task in enumerate(TASKS) for episode in range(2)
     ]
@@ -97,15 +100,14 @@ def test_the_expert_solves_every_task_and_its_tokens_are_the_actions(template):
 def test_the_game_is_not_told_what_a_model_thinks():
     template = make("qwen3.5", thinking=True)
     sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>")  # after an empty thinking block
-    playing = PlayConfig(max_turns=2, max_reply_tokens=64, temperature=1.0, context_length=4096, seed=7)
-    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    episode = play_one(sampler, max_turns=2)
     assert [turn.kind for turn in episode.turns] == ["inventory", "inventory"]
     assert [turn.reply for turn in episode.turns] == ["\n</think>\n\n<tool>view_inventory()</tool>"] * 2
 
 
 def test_every_prompt_extends_the_one_before_by_the_reply_and_its_observation(template):
     sampler = Sampler(template, expert(TASKS))
-    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, PLAYING, step=0, label="test")
+    episode = play_one(sampler)
     prompts = [tokens for tokens, _ in sampler.asked]
     assert [len(tokens) for tokens in prompts] == [turn.prompt_tokens for turn in episode.turns]
     for before, after, turn in zip(prompts, prompts[1:], episode.turns, strict=False):
@@ -114,11 +116,11 @@ def test_every_prompt_extends_the_one_before_by_the_reply_and_its_observation(te
 
 def test_all_episodes_are_in_flight_at_once_each_with_its_own_seed(template):
     sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>", together=len(TASKS) * 2)
-    playing = PlayConfig(max_turns=3, max_reply_tokens=64, temperature=0.7, context_length=4096, seed=7)
-    episodes = run(template, sampler, playing)  # would hang if an episode waited for another
+    # Would hang if an episode waited for another.
+    episodes = run(sampler, max_turns=3, max_reply_tokens=64, temperature=0.7)
     assert {e.end for e in episodes} == {"out_of_turns"}
     seeds = [params.seed for _, params in sampler.asked]
-    assert sorted(seeds) == sorted(turn_seed(7, 5, g, e, t) for g in range(3) for e in range(2) for t in range(3))
+    assert sorted(seeds) == sorted(turn_seed(7, 0, g, e, t) for g in range(3) for e in range(2) for t in range(3))
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert {(p.temperature, p.max_tokens, tuple(p.stop)) for _, p in sampler.asked} == {
@@ -128,8 +130,7 @@ def test_all_episodes_are_in_flight_at_once_each_with_its_own_seed(template):
 
 def test_a_reply_at_the_token_cap_is_cut_off_and_closed(template):
     sampler = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>" * 20)
-    playing = PlayConfig(max_turns=2, max_reply_tokens=8, temperature=1.0, context_length=4096, seed=0)
-    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    episode = play_one(sampler, max_turns=2, max_reply_tokens=8)
     assert [turn.cut_off for turn in episode.turns] == [True, True]
     assert episode.conversation.action_tokens == 16
     assert template.end_of_message not in np.array(episode.conversation.tokens)[episode.conversation.is_action]
@@ -138,8 +139,7 @@ def test_a_reply_at_the_token_cap_is_cut_off_and_closed(template):
 def test_an_episode_without_room_ends_as_out_of_context(template):
     sampler = Sampler(template, lambda text, turn: "x" * 40)
     opening = len(template.opening(Episode(TASKS[0]).messages))
-    playing = PlayConfig(max_turns=20, max_reply_tokens=64, temperature=1.0, context_length=opening + 70, seed=0)
-    (episode,) = play(TASKS[:1], 1, Policy(sampler, 0), template, playing, step=0, label="test")
+    episode = play_one(sampler, max_reply_tokens=64, context_length=opening + 70)
     assert episode.end == "out_of_context"
     assert episode.reward == 0.0
     assert all(len(tokens) + params.max_tokens <= opening + 70 for tokens, params in sampler.asked)
@@ -153,7 +153,7 @@ def test_a_server_error_breaks_one_episode_and_the_others_go_on(template):
             raise ConnectionError("gone")
         return play_on(text, turn)
 
-    episodes = run(template, Sampler(template, reply))
+    episodes = run(Sampler(template, reply))
     assert [e.end for e in episodes] == ["success"] * 2 + ["broken"] * 2 + ["success"] * 2
     assert episodes[2].error == "ConnectionError: gone"
     assert [len(e.turns) for e in episodes[2:4]] == [1, 1]
@@ -172,8 +172,8 @@ def test_a_lost_turn_is_asked_for_again_with_its_seed_and_nothing_of_its_episode
             raise ConnectionError("gone")
         return play_on(text, turn)
 
-    whole, sampler = run(template, Sampler(template, play_on)), Sampler(template, reply)
-    again = run(template, sampler)
+    whole, sampler = run(Sampler(template, play_on)), Sampler(template, reply)
+    again = run(sampler)
     assert [e.row() for e in again] == [e.row() for e in whole]
     assert len(lost) == 2 * len(TASKS)  # the two episodes of a task have one prompt in common
     assert len(sampler.asked) == sum(len(e.turns) for e in whole) + len(lost)
@@ -183,32 +183,12 @@ def test_a_lost_turn_is_asked_for_again_with_its_seed_and_nothing_of_its_episode
         assert len({seed for _, seed in asked}) == 2
 
 
-def test_a_wait_names_the_oldest_episode_its_turn_and_what_was_lost(template, monkeypatch):
-    now = iter([100.0, 200.0, 680.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    bar = Bar(Progress(disable=True), "test", 32)
-    opening = Conversation(template, Episode(TASKS[0]).messages)
-    oldest, other = (EpisodeRecord(TASKS[0], step=1, group=0, episode=i, conversation=opening) for i in (0, 1))
-    assert bar.in_words() == "0 of 32 episodes"
-    bar.begins(oldest)
-    bar.begins(other)
-    oldest.turns += [turn("")] * 11
-    bar.lost_turn("ConnectionError: gone\nfor good")
-    assert bar.in_words() == (
-        "0 of 32 episodes, the oldest 9 m 40 s in turn 12; "
-        "1 turns lost so far, the last one with ConnectionError: gone for good"
-    )
-    bar.ended(oldest)
-    bar.ended(other)
-    assert bar.in_words().startswith("2 of 32 episodes; ")
-
-
 def test_a_server_that_fails_every_episode_ends_the_run(template):
     def reply(text: str, turn: int) -> str:
         raise ConnectionError("gone")
 
     with pytest.raises(ServerError, match=r"every episode.*ConnectionError: gone"):
-        run(template, Sampler(template, reply))
+        run(Sampler(template, reply))
 
 
 def turn(reply: str, kind: str = "info", version: int = 0, cut_off: bool = False) -> TurnRecord:
@@ -228,11 +208,9 @@ def test_a_call_is_repeated_whatever_text_and_spaces_stand_around_it():
 
 
 def test_metrics_of_episodes_count_turns_ends_and_staleness(template):
-    play_on = expert(TASKS[:1])
-    (solved,) = play(TASKS[:1], 1, Policy(Sampler(template, play_on), 3), template, PLAYING, step=0, label="test")
+    solved = play_one(Sampler(template, expert(TASKS[:1])), version=3)
     view = Sampler(template, lambda text, turn: "<tool>view_inventory()</tool>")
-    playing = PlayConfig(max_turns=4, max_reply_tokens=64, temperature=1.0, context_length=4096, seed=0)
-    (circling,) = play(TASKS[:1], 1, Policy(view, 1), template, playing, step=0, label="test")
+    circling = play_one(view, version=1, max_turns=4)
     wrong = '<tool>craft({"c9_ore": 999}, ("c2_i4", 1))</tool>'
     circling.turns[1:3] = [turn(wrong, "failed_craft", version=2), turn(wrong, "failed_craft", version=2)]
     metrics = episode_metrics([solved, circling], policy_version=4)

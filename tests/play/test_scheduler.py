@@ -68,7 +68,6 @@ def simulate(
     async def train() -> Run:
         nonlocal version
         scheduler = Scheduler(
-            play,
             steps=steps,
             size=size,
             max_staleness=max_staleness,
@@ -78,7 +77,7 @@ def simulate(
         )
         run = Run([], [], started, 0.0)
         for step in range(steps):
-            run.steps.append(await scheduler.next_step())
+            run.steps.append(await scheduler.next_step(play))
             run.trained.append(version)
             await asyncio.sleep(train_s)
             version += learns(step)
@@ -149,9 +148,9 @@ def test_no_more_groups_are_in_play_than_asked_for():
         return number
 
     async def train() -> None:
-        scheduler = Scheduler(play, steps=20, size=4, max_staleness=4, in_play=5)
+        scheduler = Scheduler(steps=20, size=4, max_staleness=4, in_play=5)
         for _ in range(20):
-            await scheduler.next_step()
+            await scheduler.next_step(play)
 
     simulated_time.run(train())
     assert most == 5
@@ -165,10 +164,10 @@ def test_what_playing_raises_reaches_the_step():
         return number
 
     async def train() -> None:
-        scheduler = Scheduler(play, steps=2, size=2, max_staleness=4, in_play=8)
-        assert await scheduler.next_step() == [0, 1]
+        scheduler = Scheduler(steps=2, size=2, max_staleness=4, in_play=8)
+        assert await scheduler.next_step(play) == [0, 1]
         with pytest.raises(ZeroDivisionError):
-            await scheduler.next_step()
+            await scheduler.next_step(play)
         await scheduler.close()
 
     simulated_time.run(train())

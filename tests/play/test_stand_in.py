@@ -13,8 +13,8 @@ import tinker
 
 import train_grpo
 from tinker_client.connection import connect
+from tinker_client.connection.alive import answers
 from tinker_client.connection.connect import BackendConfig
-from tinker_client.connection.local_server import answers
 from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import UserError
 from tinker_client.run.jsonl import read_rows
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 
 
 def config(url: str, run_dir: Path, **more: object) -> train_grpo.Config:
-    backend = BackendConfig(base_url=url, tokenizer=str(TINY_MODEL), loss_reduction=more.pop("reduction", None))
+    backend = BackendConfig(base_url=url, tokenizer=str(TINY_MODEL), engine=more.pop("engine", None))
     flags = {
         "depths": (4,),
         "steps": 4,
@@ -50,14 +50,15 @@ def config(url: str, run_dir: Path, **more: object) -> train_grpo.Config:
     return train_grpo.Config(run_dir=run_dir, backend=backend, **{**flags, **more})
 
 
-def everything(groups, kind):
+@pytest.fixture
+def every_episode_counts(monkeypatch) -> None:
     """Advantages for every episode, since the stand-in solves nothing."""
-    return [[1.0, -0.5] for _ in groups]
+    monkeypatch.setattr(train_grpo, "advantages", lambda groups, kind: [[1.0, -0.5] for _ in groups])
 
 
 @pytest.mark.parametrize("loss", ["ppo", "importance_sampling"])
-def test_every_step_trains_on_all_that_was_sampled_within_the_bound(url, loss, tmp_path):
-    train_grpo.main(config(url, tmp_path / "run", loss=loss), advantages_of=everything)
+def test_every_step_trains_on_all_that_was_sampled_within_the_bound(url, loss, tmp_path, every_episode_counts):
+    train_grpo.main(config(url, tmp_path / "run", loss=loss))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
@@ -70,21 +71,23 @@ def test_every_step_trains_on_all_that_was_sampled_within_the_bound(url, loss, t
     assert rows[-1]["plan/groups"] == 8
 
 
-def test_hosted_tinker_wants_a_key_and_gets_no_weights_with_a_policy_loss(url, tmp_path, monkeypatch):
+def test_hosted_tinker_wants_a_key_and_gets_no_weights_with_a_policy_loss(
+    url, tmp_path, monkeypatch, every_episode_counts
+):
     """The stand-in answers as hosted Tinker does, with the sum over tokens as `loss:sum`."""
     flags = config(url, tmp_path / "run", steps=1)
     hosted = replace(flags, backend=BackendConfig(hosted=True, tokenizer=str(TINY_MODEL)))
     monkeypatch.setenv("TINKER_BASE_URL", url)  # where the SDK looks instead of the hosted service
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(UserError, match="TINKER_API_KEY"):
-        train_grpo.main(hosted, advantages_of=everything)
+        train_grpo.main(hosted)
     monkeypatch.setenv("TINKER_API_KEY", "tml-a-key")
     sent = []
     send = tinker.TrainingClient.forward_backward
     monkeypatch.setattr(
         tinker.TrainingClient, "forward_backward", lambda *arguments: sent.append(arguments[1:]) or send(*arguments)
     )
-    train_grpo.main(replace(hosted, overwrite=True), advantages_of=everything)
+    train_grpo.main(replace(hosted, overwrite=True))
     (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert row["optim/grad_norm"] == 1
     ((datums, loss, clip),) = sent
@@ -107,9 +110,9 @@ def test_dynamic_sampling_plays_up_to_its_bound_and_counts_all_of_it(url, tmp_pa
         assert len(episodes) == 6
 
 
-def test_a_wrong_loss_reduction_ends_the_run_at_the_first_answer(url, tmp_path):
-    with pytest.raises(UserError, match="--loss-reduction token_sum"):
-        train_grpo.main(config(url, tmp_path / "run", reduction="sequence_mean"), advantages_of=everything)
+def test_a_wrong_engine_ends_the_run_at_the_first_answer(url, tmp_path, every_episode_counts):
+    with pytest.raises(UserError, match="--engine gpu"):
+        train_grpo.main(config(url, tmp_path / "run", engine="jax"))
     assert read_rows(tmp_path / "run" / "metrics.jsonl") == []
 
 

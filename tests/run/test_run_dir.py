@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 from tinker_client.errors import UserError, exit_on_user_error
 from tinker_client.run.jsonl import append_rows, read_rows, write_json
 from tinker_client.run.locks import claimed
-from tinker_client.run.run_dir import RunDir, SavedState, resolve_start, resolve_state
+from tinker_client.run import run_dir
+from tinker_client.run.run_dir import RunDir, SavedState, read_config, resolve_state
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATE = "tinker://model_1a2b/weights/step_000007"
@@ -40,7 +43,11 @@ def test_config_json_holds_every_flag_and_the_versions(tmp_path, monkeypatch):
     config = json.loads(text)
     assert config["flags"] == {"run_dir": "runs/x", "lr": 3e-4, "depths": [2, 3], "backend": {"base_url": None}}
     assert config["server"]["model"] == "tiny"
-    assert set(config["versions"]) == {"python", "tinker", "skyrl", "transformers", "platoon-textcraft"}
+    (session,) = config["sessions"]
+    assert session.keys() == {"started", "git_commit", "git_changed", "command", "versions", "changed_flags"}
+    assert session["versions"].keys() == {"python", "tinker", "skyrl", "transformers", "platoon-textcraft"}
+    assert session["changed_flags"] == {}
+    assert config["init_state"] is None
     assert "secret" not in text
 
 
@@ -81,7 +88,7 @@ def test_a_run_is_not_overwritten_by_the_run_that_starts_from_it(tmp_path):
     run = RunDir.create(tmp_path / "sft", Config())
     run.log_checkpoint(7, STATE)
     with pytest.raises(UserError, match="starts from"):
-        RunDir.create(tmp_path / "sft", Config(), overwrite=True, init=resolve_state(str(tmp_path / "sft")))
+        RunDir.create(tmp_path / "sft", Config(), overwrite=True, init=str(tmp_path / "sft"))
     assert run.checkpoints() == [{"step": 7, "state_path": STATE}]
 
 
@@ -114,14 +121,12 @@ def test_a_run_goes_on_after_its_last_saved_state_and_what_came_later_is_gone(tm
         file.write('{"step": 3, "state_path": "tink')  # killed while it wrote
     again = RunDir.create(tmp_path, Config(), resume=True)
     assert again.saved == {"step": 2, "state_path": STATE, "epoch": 1}
-    assert again.state == SavedState(STATE, tmp_path)
+    assert again.start == SavedState(STATE, tmp_path)
     assert written(again) == ([1, 2], ["step_000001.jsonl", "step_000002.jsonl"])
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["server"] == {"model": "tiny"}
-    assert config["started"] <= config["resumed"]
-    assert resolve_start(tmp_path, resume=True, init="no/such/run") == SavedState(STATE, tmp_path)
-    with pytest.raises(UserError, match="does not exist"):
-        resolve_start(tmp_path, resume=False, init="no/such/run")
+    begun, resumed = (session["started"] for session in config["sessions"])
+    assert begun <= resumed
 
 
 def test_a_run_without_a_saved_state_begins_anew(tmp_path):
@@ -129,9 +134,90 @@ def test_a_run_without_a_saved_state_begins_anew(tmp_path):
     run.log_episodes("step_000001", [{"task_id": "a"}])
     run.log_metrics(1, {"loss": 1.0})
     again = RunDir.create(tmp_path, Config(), resume=True)
-    assert (again.saved, again.state) == (None, None)
+    assert (again.saved, again.start) == (None, None)
     assert written(again) == ([], [])
-    assert resolve_start(tmp_path, resume=True) is None
+
+
+@pytest.fixture
+def commit(monkeypatch) -> Callable[[str], None]:
+    """Makes the code be of another commit."""
+
+    def check_out(name: str) -> None:
+        monkeypatch.setattr(run_dir, "_git", lambda *arguments: name if arguments[0] == "rev-parse" else "")
+
+    check_out("0a")
+    return check_out
+
+
+def sessions(path: Path) -> list[tuple[str, dict]]:
+    """The commit and the changed flags of each start."""
+    return [(session["git_commit"], session["changed_flags"]) for session in read_config(path)["sessions"]]
+
+
+def test_a_run_that_was_resumed_is_told_from_one_that_was_not(tmp_path, commit):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for path in (whole, killed):
+        RunDir.create(path, Config())
+    RunDir.create(killed, Config(), resume=True)  # the start before has no end, as after SIGKILL
+    assert sessions(whole) == [("0a", {})]
+    assert sessions(killed) == [("0a", {}), ("0a", {})]
+
+
+def test_each_start_has_its_commit_its_command_and_the_flags_that_it_changed(tmp_path, commit, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--run-dir", "runs/a b"])
+    RunDir.create(tmp_path, Config())
+    commit("0b")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", "--lr", "0.5"])
+    RunDir.create(tmp_path, Config(lr=0.5, backend=Nested("http://h")), resume=True, may_change=("lr",))
+    RunDir.create(tmp_path, Config(lr=0.5, backend=Nested("http://h")), resume=True)
+    changed = {"lr": [1e-4, 0.5], "base_url": [None, "http://h"]}
+    assert sessions(tmp_path) == [("0a", {}), ("0b", changed), ("0b", {})]
+    config = read_config(tmp_path)
+    assert (config["flags"]["lr"], config["flags"]["backend"]) == (0.5, {"base_url": "http://h"})
+    commands = [session["command"] for session in config["sessions"]]
+    assert commands == ["train.py --run-dir 'runs/a b'", *["train.py --resume --lr 0.5"] * 2]
+    assert all(session["versions"] == config["sessions"][0]["versions"] for session in config["sessions"])
+
+
+def test_a_start_that_is_refused_leaves_no_session(tmp_path, commit):
+    RunDir.create(tmp_path, Config())
+    commit("0b")
+    for flags in ({"resume": True}, {}):
+        with pytest.raises(UserError):
+            RunDir.create(tmp_path, Config(lr=0.5), **flags)
+    assert sessions(tmp_path) == [("0a", {})]
+    RunDir.create(tmp_path, Config(lr=0.5), overwrite=True)
+    assert sessions(tmp_path) == [("0b", {})]
+
+
+def test_a_child_resumed_before_its_first_save_starts_from_what_its_parent_was(tmp_path):
+    parent, child = tmp_path / "parent", tmp_path / "child"
+    run = RunDir.create(parent, Config())
+    run.log_checkpoint(7, STATE)
+    begun = RunDir.create(child, Config(), init=str(parent))
+    assert begun.start == SavedState(STATE, parent)
+    run.log_checkpoint(9, STATE.replace("7", "9"))  # the parent goes on
+    resumed = RunDir.create(child, Config(), init=str(parent), resume=True)
+    assert resumed.start == SavedState(STATE, parent)
+    shutil.rmtree(parent)  # what is recorded needs no parent
+    assert RunDir.create(child, Config(), init=str(parent), resume=True).start == SavedState(STATE, parent)
+    own = STATE.replace("1a2b", "3c4d").replace("7", "1")
+    resumed.log_metrics(1, {})
+    resumed.log_checkpoint(1, own)
+    assert RunDir.create(child, Config(), init=str(parent), resume=True).start == SavedState(own, child)
+    config = read_config(child)
+    assert config["init_state"] == {"state_path": STATE, "run_dir": str(parent)}
+    assert len(config["sessions"]) == 4
+
+
+def test_a_run_of_the_first_format_is_read_but_not_gone_on_with(tmp_path):
+    write_json(tmp_path / "config.json", {"run_format": 1, "flags": {"lr": 1e-4}, "server": None, "started": "now"})
+    assert read_config(tmp_path)["flags"] == {"lr": 1e-4}
+    with pytest.raises(UserError, match="was written by an earlier version: report on it, but give another") as caught:
+        RunDir.create(tmp_path, Config(), resume=True)
+    assert "\n" not in str(caught.value)
+    RunDir.create(tmp_path, Config(), overwrite=True)
+    assert read_config(tmp_path)["run_format"] == 2
 
 
 def test_other_flags_or_other_contents_are_not_gone_on_with(tmp_path):
@@ -185,7 +271,7 @@ sys.stdin.read()
 def test_a_run_in_use_is_left_alone_until_its_process_is_gone(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
-    write_json(path / "config.json", {"run_format": 1, "flags": {}})
+    write_json(path / "config.json", {"run_format": run_dir.FORMAT, "flags": {}})  # `create` would claim it
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"claimed\n"

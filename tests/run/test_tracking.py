@@ -33,7 +33,7 @@ def tracker(monkeypatch) -> ModuleType:
 
 
 def test_each_step_is_mirrored_under_the_name_of_the_run(tracker, tmp_path):
-    write_json(tmp_path / "config.json", {"flags": {"lr": 1e-5}, "started": "now"})
+    write_json(tmp_path / "config.json", {"flags": {"lr": 1e-5}, "sessions": [{"started": "now"}]})
     with tracking.track("trackio", tmp_path) as log:
         log(1, {"reward/mean": 0.5})
     name = f"{tmp_path.name}-now"
@@ -46,9 +46,9 @@ def test_each_step_is_mirrored_under_the_name_of_the_run(tracker, tmp_path):
 
 @pytest.mark.parametrize(("package", "key"), [("trackio", "name"), ("wandb", "id")])
 def test_a_resumed_run_goes_on_in_the_tracker_and_a_new_one_of_its_name_does_not(tracker, tmp_path, package, key):
-    first = {"flags": {}, "started": "2026-11-29T22:42:00+00:00"}
-    for config in (first, first | {"resumed": "2026-11-30T01:00:00+00:00"}, first | {"started": "2026-11-30T02:00:00"}):
-        write_json(tmp_path / "config.json", config)
+    first, second, later = ({"started": f"2026-11-{day}T22:42:00+00:00"} for day in (28, 29, 30))
+    for sessions in ([first], [first, second], [later]):
+        write_json(tmp_path / "config.json", {"flags": {}, "sessions": sessions})
         with tracking.track(package, tmp_path):
             pass
     begun, resumed, begun_again = (named for what, _, named in tracker.told if what == "init")
@@ -70,7 +70,7 @@ def test_both_training_scripts_mirror_what_they_write_down(tracker, tmp_path):
 
 
 def test_the_tracker_is_closed_when_the_run_fails(tracker, tmp_path):
-    write_json(tmp_path / "config.json", {"flags": {}, "started": "now"})
+    write_json(tmp_path / "config.json", {"flags": {}, "sessions": [{"started": "now"}]})
     with pytest.raises(ZeroDivisionError), tracking.track("trackio", tmp_path):
         raise ZeroDivisionError
     assert tracker.told[-1][0] == "finish"

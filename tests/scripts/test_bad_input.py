@@ -30,7 +30,7 @@ STATE = "tinker://model_1a2b/weights/step_000007"
 def refused(monkeypatch, capsys) -> Callable[..., str]:
     """Runs a script in this process, which imports the libraries once for all cases; its one line on stderr."""
 
-    def start(self, uv: Path, port: int) -> list[str]:
+    def start(self, port: int) -> list[str]:
         raise AssertionError("a server was to be started")
 
     monkeypatch.setattr(LocalServer, "_command", start)
@@ -56,14 +56,22 @@ TOML = str(REPOSITORY / "pyproject.toml")
     ("flags", "message"),
     [
         (["train_grpo.py", "--depths", 1], "no train task is left"),
-        (["train_grpo.py", "--groups", 0], "counts start at 1"),
+        (["train_grpo.py", "--groups", 0], "--groups 0: it is 1 or more"),
         (["train_grpo.py", "--group-size", 1], "--group-size 1"),
-        (["train_grpo.py", "--lr", -1], "--lr is above 0"),
-        (["train_grpo.py", "--max-turns", 0], "counts start at 1"),
-        (["train_grpo.py", "--keep", 0], "counts start at 1"),
-        (["train_grpo.py", "--retries", -1], "--retries at 0"),
-        (["train_grpo.py", "--clip-high", 0.9], "--clip-low and --clip-high"),
-        (["train_grpo.py", "--max-staleness", -1], "--max-staleness"),
+        (["train_grpo.py", "--lr", -1], "--lr -1.0: it is above 0"),
+        (["train_grpo.py", "--max-turns", 0], "--max-turns 0: it is 1 or more"),
+        (["train_grpo.py", "--keep", 0], "--keep 0: it is 1 or more"),
+        (["train_grpo.py", "--retries", -1], "--retries -1: it is 0 or more"),
+        (["train_grpo.py", "--clip-high", 0.9], "--clip-high 0.9: it is 1 or more"),
+        (["train_grpo.py", "--max-staleness", -1], "--max-staleness -1: it is 0 or more"),
+        (["train_grpo.py", "--lr", "nan"], "--lr nan: give a finite number"),
+        (["train_grpo.py", "--adam-beta1", 1.5], "--adam-beta1 1.5: it is 1 or less"),
+        (["train_grpo.py", "--engine", "gpu"], "--engine gpu needs a server"),
+        (["train_grpo.py", "--hosted", "--engine", "jax"], "leave it out with --hosted"),
+        (["train_grpo.py", "--env", "chess"], "no --env chess: there is textcraft, or module:object"),
+        (["train_grpo.py", "--env", "no.such:GAME"], "cannot be imported (No module named 'no')"),
+        (["evaluate.py", "--env", "tests.coin_game:GAMES"], "has no attribute 'GAMES'"),
+        (["evaluate.py", "--player", "oracle", "--env", "tests.coin_game:GAME"], "leave --env out"),
         (["train_grpo.py", "--max-groups", 64], "--max-groups bounds --dynamic-sampling"),
         (["train_grpo.py", "--dynamic-sampling", "--max-groups", 3], "at least --groups"),
         (["train_grpo.py", "--init", "no/such/run"], "does not exist"),
@@ -71,10 +79,10 @@ TOML = str(REPOSITORY / "pyproject.toml")
         (["train_grpo.py", "--resume", "--overwrite"], "exclude each other"),
         (["evaluate.py", "--tasks", "textcraft_synth.val.99999"], "no task 'textcraft_synth.val.99999'"),
         (["evaluate.py", "--model", "no/such/folder"], "no/such/folder"),
-        (["evaluate.py", "--limit", 0], "counts start at 1"),
-        (["evaluate.py", "--max-turns", 0], "counts start at 1"),
-        (["evaluate.py", "--temperature", -1], "--temperature"),
-        (["evaluate.py", "--turns-in-flight", 0], "--turns-in-flight start at 1"),
+        (["evaluate.py", "--limit", 0], "--limit 0: it is 1 or more"),
+        (["evaluate.py", "--max-turns", 0], "--max-turns 0: it is 1 or more"),
+        (["evaluate.py", "--temperature", -1], "--temperature -1.0: it is 0 or more"),
+        (["evaluate.py", "--turns-in-flight", 0], "--turns-in-flight 0: it is 1 or more"),
         (["evaluate.py", "--difficulty", "extreme", "--fits-budget", 75], "no val task is left"),
         (["evaluate.py", "--player", "oracle", "--checkpoint", "runs/sft"], "leave --checkpoint out"),
         (["evaluate.py", "--base-url", "http://127.0.0.1:9"], "no Tinker server answers"),
@@ -82,8 +90,8 @@ TOML = str(REPOSITORY / "pyproject.toml")
         (["train_sft.py", "--data", "no-such-file.jsonl"], "cannot read no-such-file.jsonl"),
         (["train_sft.py", "--data", str(REPOSITORY)], "cannot read"),
         (["train_sft.py", "--data", TOML], "pyproject.toml, line 1: not JSON"),
-        (["train_sft.py", "--data", TOML, "--epochs", 0], "counts start at 1"),
-        (["train_sft.py", "--data", TOML, "--lr", 0], "--lr is above 0"),
+        (["train_sft.py", "--data", TOML, "--epochs", 0], "--epochs 0: it is 1 or more"),
+        (["train_sft.py", "--data", TOML, "--lr", 0], "--lr 0.0: it is above 0"),
         (["tinker_client/__main__.py serve", "--port", 70000], "--port lies between"),
     ],
 )

@@ -20,12 +20,15 @@ def train(url: str, path: Path, **flags: object) -> str:
     backend = BackendConfig(base_url=url, tokenizer=str(TINY_MODEL))
     play = {"depths": (4,), "groups": 1, "group_size": 3, "max_turns": 3, "max_staleness": 1, "save_every": 1}
     config = train_grpo.Config(run_dir=path, backend=backend, steps=STEPS, **play, **flags)
-    train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5, -0.5][: len(group)] for group in groups])
+    train_grpo.main(config)
     return read_rows(path / "checkpoints.jsonl")[-1]["state_path"]
 
 
 @pytest.mark.parametrize("kinds", [KINDS[:1], KINDS[1:4], KINDS[4:]], ids=["late", "lost", "refused"])
-def test_every_step_is_trained_once_whatever_gets_lost(kinds: tuple[Kind, ...], tmp_path: Path):
+def test_every_step_is_trained_once_whatever_gets_lost(kinds: tuple[Kind, ...], tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(
+        train_grpo, "advantages", lambda groups, kind: [[1.0, -0.5, -0.5][: len(group)] for group in groups]
+    )
     with serving() as (service, url):
         whole = service.states[train(url, tmp_path / "whole")]
         assert len(set(whole)) == STEPS

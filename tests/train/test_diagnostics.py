@@ -107,7 +107,7 @@ def health_command(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_reads_a_finished_run_whose_numbers_ran_away(tmp_path):
-    run = RunDir(tmp_path)
+    run = RunDir(tmp_path, init=None)
     rows = healthy()
     rows[7]["policy/ratio_max"] = rows[7]["policy/kl_sampler_trainer_k3"] = math.inf  # written as null
     for row in rows:

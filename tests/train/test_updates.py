@@ -10,16 +10,17 @@ from tests.conftest import RANK
 from tests.train.test_datums import conversation
 from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, connect
-from tinker_client.train.datums import supervised_batch
+from tinker_client.train.datums import REDUCTION, supervised_batch
 from tinker_client.train.updates import forward, padded_length, update
 
+ADAM = tinker.AdamParams(learning_rate=1e-2)
 REPLIES = [[20], [40, 50], [10], [30, 12], [60, 80]]  # of sequences of 25, 98, 15, 50 and 148 tokens
 
 
 @pytest.fixture
 def batch(backend: Backend):
     rng = np.random.default_rng(0)
-    return supervised_batch([conversation(rng, replies) for replies in REPLIES], backend.loss_reduction)
+    return supervised_batch([conversation(rng, replies) for replies in REPLIES], REDUCTION[backend.kind])
 
 
 def test_padded_lengths_are_those_of_skyrl():
@@ -57,11 +58,11 @@ def test_several_calls_make_the_step_that_one_call_makes(backend: Backend, batch
             return adapter.forward_backward(datums, *rest)
 
         spy = SimpleNamespace(forward_backward=forward_backward, optim_step=adapter.optim_step)
-        return update(backend, spy, batch, 1e-2)[1]
+        return update(backend, spy, batch, ADAM)[1]
 
     def one(adapter):
         adapter.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
-        return adapter.optim_step(tinker.AdamParams(learning_rate=1e-2)).result(300)
+        return adapter.optim_step(ADAM).result(300)
 
     got, want = two_steps(several), two_steps(one)
     assert calls == [[32, 32], [48], [96], [192]] * 2
@@ -71,11 +72,11 @@ def test_several_calls_make_the_step_that_one_call_makes(backend: Backend, batch
 
 
 def test_gradients_of_a_script_that_died_before_its_step_are_in_no_other_step(backend: Backend, batch, tmp_path):
-    config = BackendConfig(base_url=backend.server["url"], loss_reduction="sequence_mean")
+    config = BackendConfig(base_url=backend.server["url"], engine="jax")
 
     def first_gradient_norm() -> float:
         with connect(config, tmp_path) as remote:
-            output = update(remote, remote.adapter_to_train(RANK, seed=0), batch, 1e-2)[1]
+            output = update(remote, remote.adapter_to_train(RANK, seed=0), batch, ADAM)[1]
         return output.metrics["skyrl.ai/grad_norm"]
 
     clean = first_gradient_norm()
