@@ -21,7 +21,7 @@ from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.connection.engines import REPOSITORY, JaxEngine
 from tinker_client.connection.local_server import LocalServer
-from tinker_client.connection.local_state import forget_requests
+from tinker_client.connection.local_state import forget_requests, import_state
 from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import ServerError, UserError
 from tinker_client.run.run_dir import SavedState
@@ -96,6 +96,8 @@ def test_a_state_goes_to_a_new_server_with_its_weights_and_adam_state(backend: B
         copied = [path for path in (tmp_path / "server" / "checkpoints").rglob("*") if path.is_file()]
         assert copied
         assert all("step_000001" in str(path) for path in copied)
+    # The copy stays when the run that it came from has deleted the state.
+    assert import_state(state, tmp_path / "gone", tmp_path / "server") == RANK
 
 
 def test_a_running_server_is_used_by_its_url_with_its_only_model(backend: Backend, tmp_path):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tinker_client.errors import UserError, exit_on_user_error
+from tinker_client.run import run_dir
 from tinker_client.run.jsonl import append_rows, read_rows, write_json
 from tinker_client.run.locks import claimed
-from tinker_client.run import run_dir
 from tinker_client.run.run_dir import RunDir, SavedState, read_config, resolve_state
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -142,6 +142,8 @@ def test_records_that_do_not_fit_a_resume(refused, tmp_path: Path):
     (path / "checkpoints.jsonl").unlink()
     run.log_checkpoint(7, STATE)
     assert "lacks step 7" in refused(*resume)
+    shutil.copytree(REPOSITORY / "results" / "smollm2" / "sft_grpo", tmp_path / "old")  # of the first format
+    assert "earlier version: report on it" in refused(*resume[:-1], "--resume", "--run-dir", tmp_path / "old")
     write_json(path / "config.json", {"run_format": 999})
     assert "another version of this project" in refused(*resume)
 

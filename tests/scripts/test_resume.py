@@ -17,13 +17,15 @@ from sft_data.dataset import every_task
 from sft_data.procedure import ROUNDS
 from tests.standing_in import serving
 from textcraft import load_tasks
-from tinker_client.connection import pulse
+from tinker_client.connection import alive
 from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, check_pair
 from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import ServerError, UserError
+from tinker_client.evaluation.cost import training_runs
 from tinker_client.run import jsonl, run_dir, stopping
 from tinker_client.run.jsonl import read_rows, write_rows
+from tinker_client.run.run_dir import read_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -58,11 +60,16 @@ def train(request, serves, demonstrations) -> Train:
         else:
             play = {"depths": (4,), "groups": 1, "group_size": 2, "max_turns": 3, "track": None}
             ahead = 0 if request.param == "grpo" else 2
-            config = train_grpo.Config(**{"steps": STEPS + 1, **play, "max_staleness": ahead, **flags})
-            train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5] for _ in groups])
+            train_grpo.main(train_grpo.Config(**{"steps": STEPS + 1, **play, "max_staleness": ahead, **flags}))
         return service.states[read_rows(path / "checkpoints.jsonl")[-1]["state_path"]]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def every_episode_counts(monkeypatch) -> None:
+    """Advantages for every episode, since the stand-in solves nothing."""
+    monkeypatch.setattr(train_grpo, "advantages", lambda groups, kind: [[1.0, -0.5] for _ in groups])
 
 
 class Killed(BaseException):
@@ -200,18 +207,50 @@ def test_a_state_that_is_gone_is_a_user_error(train: Train, serves, tmp_path: Pa
         train(tmp_path / "run", resume=True)
 
 
-def test_more_steps_go_on_and_other_flags_do_not(serves, tmp_path: Path):
-    def run(steps: int, **flags: object) -> None:
-        backend = BackendConfig(base_url=serves[1], tokenizer=str(TINY_MODEL))
-        play = {"depths": (4,), "groups": 1, "group_size": 2, "max_turns": 3, "max_staleness": 1}
-        config = train_grpo.Config(run_dir=tmp_path, backend=backend, steps=steps, **{**play, **flags})
-        train_grpo.main(config, advantages_of=lambda groups, kind: [[1.0, -0.5] for _ in groups])
+def grpo(serves: tuple[StandIn, str], path: Path, **flags: object) -> None:
+    """A GRPO run of one group of two episodes a step."""
+    backend = BackendConfig(base_url=serves[1], tokenizer=str(TINY_MODEL))
+    play = {"depths": (4,), "groups": 1, "group_size": 2, "max_turns": 3, "max_staleness": 1}
+    train_grpo.main(train_grpo.Config(run_dir=path, backend=backend, **{**play, **flags}))
 
-    run(1)
-    run(3, resume=True, save_every=1)
+
+def test_more_steps_go_on_and_other_flags_do_not(serves, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(run_dir, "_git", lambda *arguments: "0a")
+    grpo(serves, tmp_path, steps=1)
+    monkeypatch.setattr(run_dir, "_git", lambda *arguments: "0b")
+    grpo(serves, tmp_path, steps=3, resume=True, save_every=1)
     check_whole(tmp_path, 3)
+    begun, resumed = read_config(tmp_path)["sessions"]
+    assert (begun["git_commit"], begun["changed_flags"]) == ("0a", {})
+    assert resumed["git_commit"] == "0b"
+    assert {"steps": [1, 3], "save_every": [10, 1]}.items() <= resumed["changed_flags"].items()
     with pytest.raises(UserError, match=r"was begun with --group-size 2, not 4"):
-        run(4, resume=True, group_size=4)
+        grpo(serves, tmp_path, steps=4, resume=True, group_size=4)
+
+
+def test_a_child_killed_before_its_first_save_goes_on_from_what_its_parent_was_then(
+    serves, tmp_path: Path, monkeypatch
+):
+    service, _ = serves
+    parent, child = tmp_path / "parent", {"path": tmp_path / "child", "init": str(tmp_path / "parent"), "steps": 2}
+    grpo(serves, parent, steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_grpo, "commit", killed)
+        with pytest.raises(Killed):
+            grpo(serves, **child)
+    grpo(serves, parent, steps=3, resume=True)
+    grpo(serves, **child, resume=True)
+    first = read_config(child["path"])["init_state"]["state_path"]
+    assert first.endswith("/weights/step_000001")
+    trained_on = service.states[read_rows(child["path"] / "checkpoints.jsonl")[-1]["state_path"]]
+    assert trained_on[:-2] == service.states[first]
+    assert len(trained_on) == 3
+    made_by = [(cost.run_dir, cost.steps) for cost in training_runs(str(child["path"]))]
+    assert made_by == [(child["path"], 2), (parent, 1)]  # and not the three steps that the parent has by now
+
+
+def killed(*arguments: object, **options: object) -> None:
+    raise Killed
 
 
 def test_demonstrations_that_changed_are_not_gone_on_with(serves, demonstrations: Path, tmp_path: Path):
@@ -229,12 +268,12 @@ def test_demonstrations_that_changed_are_not_gone_on_with(serves, demonstrations
 
 
 def test_a_silent_server_is_noticed(monkeypatch):
-    monkeypatch.setattr(pulse, "ASK_EVERY_S", 0.01)
-    monkeypatch.setattr(pulse, "SILENCE_S", 0.3)
-    with pulse.Pulse("http://127.0.0.1:9") as silent, pytest.raises(ServerError, match=r"127.0.0.1:9 has not answered"):
-        silent.check_alive()
+    monkeypatch.setattr(alive, "PULSE_EVERY_S", 0.01)
+    monkeypatch.setattr(alive, "SILENCE_S", 0.3)
+    with alive.Pulse("http://127.0.0.1:9") as silent, pytest.raises(ServerError, match=r"127.0.0.1:9 has not answered"):
+        silent.check()
         while True:
-            silent.check_alive()
+            silent.check()
             time.sleep(0.01)
 
 

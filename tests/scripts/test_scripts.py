@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +18,21 @@ from transformers import AutoModelForCausalLM
 
 import train_grpo
 import train_sft
-from tests.coin_grpo import CoinGame
 from tests.conftest import RANK
 from tests.killing import moment, now, wait_until
-from tests.playing import play
+from tests.playing import play, play_config
 from textcraft import load_tasks
 from tinker_client.connection.backend import Backend
 from tinker_client.connection.connect import BackendConfig, connect
 from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids
-from tinker_client.play import rollout
 from tinker_client.play.chat import ChatTemplate
-from tinker_client.play.rollout import PlayConfig, sync_policy
+from tinker_client.play.records import EpisodeRecord
+from tinker_client.play.rollout import Policy
 from tinker_client.run.jsonl import read_rows
 from tinker_client.run.run_dir import resolve_state
-from tinker_client.train.datums import PolicyLoss, check_reduction, policy_batch, supervised_batch
+from tinker_client.train.datums import REDUCTION, PolicyLoss, check_reduction, policy_batch, supervised_batch
 from tinker_client.train.demonstrations import read_demonstrations, tokenize
+from tinker_client.train.updates import sync_policy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASK_IDS = [task.id for task in load_tasks("val", "easy", [2])[:2]]
@@ -86,8 +87,7 @@ def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demon
     config = train_sft.Config(data=demonstrations, run_dir=tmp_path, batch_size=4, held_out=4)
     with connect(BackendConfig(), tmp_path, init=resolve_state(str(sft_run))) as backend:
         chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
-        template = backend.template
-        held_out = tokenize(chats, template, backend.context_length)[: config.held_out]
+        held_out = tokenize(chats, ChatTemplate.of(backend), backend.context_length)[: config.held_out]
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out)
     assert loss == pytest.approx(read_rows(sft_run / "metrics.jsonl")[-1]["loss/held_out"], abs=1e-4)
@@ -144,13 +144,13 @@ def test_the_wordings_are_ranked_on_the_real_server(monkeypatch):
     assert list(ranking.values()) == sorted(ranking.values())
 
 
-def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(rollout, "Episode", CoinGame)
+def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path):
     path = tmp_path / "grpo"
     train_grpo.main(
         train_grpo.Config(
             run_dir=path,
             init=str(sft_run),
+            env="tests.coin_game:GAME",
             depths=(2,),
             steps=2,
             groups=2,
@@ -192,7 +192,7 @@ def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path
 def test_a_step_without_a_signal_makes_no_optimizer_step_and_says_so(backend: Backend, tmp_path: Path, capsys):
     config = train_grpo.Config(
         run_dir=tmp_path / "grpo",
-        backend=BackendConfig(base_url=backend.server["url"], loss_reduction="sequence_mean"),
+        backend=BackendConfig(base_url=backend.server["url"], engine="jax"),
         rank=RANK,
         depths=(2,),
         steps=1,
@@ -212,27 +212,26 @@ def test_a_step_without_a_signal_makes_no_optimizer_step_and_says_so(backend: Ba
 def test_sampled_logprobs_are_the_trainers_before_an_update_and_after_it(
     backend: Backend, adapter: tinker.TrainingClient
 ):
-    template = backend.template
-    playing = PlayConfig(max_turns=3, max_reply_tokens=32, temperature=1.0, context_length=2048, seed=0)
+    playing = play_config(ChatTemplate.of(backend), max_turns=3, max_reply_tokens=32, context_length=2048)
     tasks = load_tasks("train", "easy")[:4]
 
-    def differences(episodes: Sequence[rollout.EpisodeRecord]) -> float:
+    def differences(episodes: Sequence[EpisodeRecord]) -> float:
         """Mean absolute difference between the sampler's logprobs and the present trainer's."""
         conversations = [episode.conversation for episode in episodes]
-        batch = supervised_batch(conversations, backend.loss_reduction)
+        batch = supervised_batch(conversations, REDUCTION[backend.kind])
         output = adapter.forward(batch.datums, batch.loss_fn, batch.loss_fn_config).result(300)
         sampled = [np.array(c.logprobs)[c.is_action] for c in conversations]
         return float(np.abs(np.concatenate(batch.action_logprobs(output)) - np.concatenate(sampled)).mean())
 
     policy = sync_policy(backend, adapter, version=0)
-    first = play(tasks, 1, policy, template, playing, step=0, label="test")
+    first = play(tasks, 1, policy, playing)
     assert differences(first) < 1e-3
-    batch = policy_batch([e.conversation for e in first], [1.0, -1.0, 1.0, -1.0], PolicyLoss(), backend.loss_reduction)
+    batch = policy_batch([e.conversation for e in first], [1.0, -1.0, 1.0, -1.0], PolicyLoss(), REDUCTION[backend.kind])
     forward_backward = adapter.forward_backward(batch.datums, batch.loss_fn, batch.loss_fn_config)
     adapter.optim_step(tinker.AdamParams(learning_rate=1e-2)).result(300)
-    check_reduction(batch, PolicyLoss(), forward_backward.result(300), backend.loss_reduction)
+    check_reduction(batch, PolicyLoss(), forward_backward.result(300), REDUCTION[backend.kind])
     policy = sync_policy(backend, adapter, version=1)
-    second = play(tasks, 1, policy, template, playing, step=1, label="test")
+    second = play(tasks, 1, policy, replace(playing, seed=1))
     assert differences(second) < 1e-3
     assert differences(first) > 1e-2  # the update was large enough to be seen
 
@@ -291,13 +290,10 @@ class Recorder:
 
 
 def test_the_actions_of_an_episode_are_the_tokens_that_the_server_sampled(backend: Backend, adapter):
-    template = backend.template
     policy = sync_policy(backend, adapter, version=0)
     recorder = Recorder(policy.client)
-    playing = PlayConfig(max_turns=3, max_reply_tokens=16, temperature=1.0, context_length=2048, seed=0)
-    (episode,) = play(
-        load_tasks("train", "easy")[:1], 1, rollout.Policy(recorder, 0), template, playing, step=0, label="test"
-    )
+    playing = play_config(ChatTemplate.of(backend), max_turns=3, max_reply_tokens=16, context_length=2048)
+    (episode,) = play(load_tasks("train", "easy")[:1], 1, Policy(recorder, 0), playing)
     actions = np.array(episode.conversation.tokens)[episode.conversation.is_action].tolist()
     assert actions == [token for _, reply in sorted(recorder.replies.items()) for token in reply]
     assert actions
