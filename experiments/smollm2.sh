@@ -7,10 +7,10 @@ all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
 
 prepare() {
-  install_extras tinker jax smollm2
+  install_extras local smollm2
   url=${URL:-$(free_url)}
-  backend=(--base-url "$url" --engine jax --turns-in-flight 8)
-  # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
+  backend=(--base-url "$url" --engine torch)
+  # Trainer and sampler share the cores, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 4 --group-size 4 --max-staleness 0 --max-reply-tokens 96 --lr 1e-4 --save-every 1)
 }
 

@@ -6,12 +6,12 @@ all_stages=(base grpo sft sft_grpo report)
 default_stages=("${all_stages[@]}")
 
 prepare() {
-  install_extras tinker jax
+  install_extras local
   url=${URL:-$(free_url)}
-  backend=(--base-url "$url" --engine jax --turns-in-flight 32)
+  backend=(--base-url "$url" --engine torch)
   # The longest ideal run of an easy task (depth 2-3) takes 12 turns.
   play=("${backend[@]}" --difficulty easy --limit 72 --max-turns 12 --max-reply-tokens 128)
-  # On this backend sampling and training cannot overlap, so nothing is gained by sampling ahead.
+  # Trainer and sampler share the cores, so nothing is gained by sampling ahead.
   grpo=("${backend[@]}" --groups 8 --group-size 8 --max-staleness 0 --max-reply-tokens 128 --save-every 1)
 }
 

@@ -16,15 +16,20 @@ from tinker_client.connection.connect import BackendConfig, connect
 RANK = 8
 
 
+MARKERS = {"slow": "takes minutes", "jax": "needs SkyRL's JAX backend"}
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes minutes; run with `pytest -m slow`")
+    for marker, why in MARKERS.items():
+        config.addinivalue_line("markers", f"{marker}: {why}; run with `./test.sh -m {marker}`")
 
 
+@pytest.hookimpl(trylast=True)  # once tests/jax has marked its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.markexpr:
         for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow: run with `pytest -m slow`"))
+            for marker in MARKERS.keys() & item.keywords:
+                item.add_marker(pytest.mark.skip(reason=f"{MARKERS[marker]}: run with `./test.sh -m {marker}`"))
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +40,7 @@ def server_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def backend(server_run: Path) -> Iterator[Backend]:
-    """The session's server, sized for LoRA rank 8. It holds one adapter at a time: see `adapter`."""
+    """The session's server, with our own engine."""
     with connect(BackendConfig(), server_run, rank=RANK) as connected:
         yield connected
 

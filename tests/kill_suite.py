@@ -35,7 +35,7 @@ from rich.console import Console
 from tests.fault_proxy import KINDS, Kind, faulty
 from tests.killing import ended, moment, now, part_of, wait_until
 from tinker_client.connection.connect import BackendConfig, connect
-from tinker_client.connection.engines import JaxEngine
+from tinker_client.connection.engines import TorchEngine
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import import_state
 from tinker_client.connection.models import TINY_MODEL
@@ -214,13 +214,12 @@ class Suite:
 
     def misbehave(self, kinds: Sequence[Kind]) -> None:
         """For each kind of fault a GRPO run whose requests suffer from it, started again until it is done."""
-        # A create_model whose answer is lost leaves an adapter behind, hence several places.
-        with LocalServer(self.out / "server", TINY_MODEL, JaxEngine(32, TINY_MODEL, adapters=8)) as server:
+        with LocalServer(self.out / "server", TINY_MODEL, TorchEngine()) as server:
             server.wait_until_ready()
             for kind in kinds:
                 path, began = self.out / f"grpo_{kind}", time.monotonic()
                 with faulty(server.base_url, [kind]) as proxy:
-                    flags = ("--base-url", proxy.url, "--engine", "jax", "--turns-in-flight", "32")
+                    flags = ("--base-url", proxy.url, "--engine", "torch")
                     starts, going_on = 1, (EXIT_SERVER_ERROR, EXIT_USER_ERROR)
                     while (status := ended(self.start("grpo", path, *flags))) in going_on and starts < ATTEMPTS:
                         starts += 1
@@ -264,9 +263,9 @@ class Suite:
         for run, state_path in states.items():
             import_state(state_path, run / "server", self.out / "logprobs")
         logprobs = {}
-        with LocalServer(self.out / "logprobs", TINY_MODEL, JaxEngine(8, TINY_MODEL)) as server:
+        with LocalServer(self.out / "logprobs", TINY_MODEL, TorchEngine()) as server:
             server.wait_until_ready()
-            remote = BackendConfig(base_url=server.base_url, engine="jax")
+            remote = BackendConfig(base_url=server.base_url, engine="torch")
             with connect(remote, self.out / "logprobs") as backend:
                 conversations = tokenize(
                     read_demonstrations(self.data), ChatTemplate.of(backend), backend.context_length

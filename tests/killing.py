@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+MODULES = {"api": "server.local", "engine": "server.local.engine"}  # of a local server's processes
 DEADLINE_S = 600.0  # of one start; whoever runs longer hangs
 # What a request that is not answered yet says of the moment, the most telling first.
 MOMENTS = {
@@ -50,7 +51,7 @@ def part_of(process: subprocess.Popen[bytes], part: str) -> psutil.Process | Non
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if child.cmdline()[1:3] == ["-m", f"skyrl.tinker.{part}"]:
+                if child.cmdline()[1:3] == ["-m", MODULES[part]]:
                     return child
     return None
 

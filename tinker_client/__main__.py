@@ -5,13 +5,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.console import Console
 
 from tinker_client.connection import models
 from tinker_client.connection.connect import BackendConfig
-from tinker_client.connection.engines import JaxEngine
+from tinker_client.connection.engines import local_engine
 from tinker_client.connection.export import export_adapter
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.errors import UserError, exit_on_user_error
@@ -22,16 +23,25 @@ from tinker_client.train.diagnostics import check
 DEAD_SCRIPT_S = 120
 
 
-def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, stop_with_parent: bool = False) -> None:
+def serve(
+    *,
+    run_dir: Path,
+    model: str = "tiny",
+    engine: Literal["torch", "jax"] = "torch",
+    rank: int = 32,
+    port: int = 0,
+    stop_with_parent: bool = False,
+) -> None:
     """Serve a model on this machine's CPU until Ctrl-C. Prints its URL once it is ready, and the flags that go with it.
 
-    Saves a start of the server, and its compilations, for each script. The scripts then need these flags, whose values
-    they know by themselves of a server that they start.
+    Saves a start of the server for each script. The scripts then need these flags, whose values they know by themselves
+    of a server that they start.
 
     Args:
         run_dir: The server's database, checkpoints and log go to `server/` in it; earlier ones are taken up again.
         model: tiny, smollm2 or a directory.
-        rank: The highest LoRA rank to be asked for.
+        engine: What computes: torch is ours, jax SkyRL's JAX backend.
+        rank: The highest LoRA rank to be asked for; the engine torch takes any.
         port: Port of 127.0.0.1; 0 takes any that is free.
         stop_with_parent: Stop too when the process that started this one has ended.
     """
@@ -41,12 +51,14 @@ def serve(run_dir: Path, model: str = "tiny", rank: int = 32, port: int = 0, sto
     parent = os.getppid()
     try:
         model_dir = models.local_model_dir(model)
-        engine = JaxEngine(rank, model_dir)
-        with LocalServer(run_dir / "server", model_dir, engine, port=port, session_timeout_s=DEAD_SCRIPT_S) as server:
+        computing = local_engine(engine, model_dir, rank)
+        with LocalServer(
+            run_dir / "server", model_dir, computing, port=port, session_timeout_s=DEAD_SCRIPT_S
+        ) as server:
             server.wait_until_ready()
             print(server.base_url, flush=True)
-            flags = f"--engine jax --turns-in-flight {engine.turns_in_flight}"
-            print(f"scripts take --base-url {server.base_url} {flags}", file=sys.stderr)
+            limit = "" if computing.turns_in_flight is None else f" --turns-in-flight {computing.turns_in_flight}"
+            print(f"scripts take --base-url {server.base_url} --engine {engine}{limit}", file=sys.stderr)
             while not (stop_with_parent and os.getppid() != parent):
                 server.check()
                 time.sleep(0.5)

@@ -177,7 +177,7 @@ def test_the_quickstart_trains_and_evaluates_four_models_and_shows_each_command_
     assert [config.run_dir.name for config in runs] == [
         *("base-easy", "grpo", "grpo-easy", "sft", "sft-easy", "sft_grpo", "sft_grpo-easy")
     ]
-    assert {config.backend.engine for config in runs} == {"jax"}
+    assert {config.backend.engine for config in runs} == {"torch"}
     for command in commands:
         assert f"+ {tmp_path / 'python'} {' '.join(command)}\n" in done.output
     assert report[:2] == ["evaluate.py", "report"]

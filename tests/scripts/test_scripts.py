@@ -192,7 +192,7 @@ def test_grpo_goes_on_from_sft_and_takes_its_steps(sft_run: Path, tmp_path: Path
 def test_a_step_without_a_signal_makes_no_optimizer_step_and_says_so(backend: Backend, tmp_path: Path, capsys):
     config = train_grpo.Config(
         run_dir=tmp_path / "grpo",
-        backend=BackendConfig(base_url=backend.server["url"], engine="jax"),
+        backend=BackendConfig(base_url=backend.server["url"], engine="torch"),
         rank=RANK,
         depths=(2,),
         steps=1,

@@ -125,9 +125,10 @@ class Backend:
     def sampling_client(self, training_client: tinker.TrainingClient) -> tinker.SamplingClient:
         """A client that samples from the adapter's present weights.
 
-        Call it after every optim_step and use no older client afterwards: on the JAX backend that would undo training.
+        Call it after every optim_step and use no older client afterwards: SkyRL's GPU backends would sample from the
+        newest weights all the same, and on its JAX backend that would undo training.
         """
-        if self.local is not None:
+        if self.local is not None and self.shared_weights:
             self.local.delete_old_sampler_weights(training_client.model_id)
         return self._call("saving weights for sampling", training_client.save_weights_and_get_sampling_client)
 

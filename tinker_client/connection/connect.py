@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 import tinker
@@ -15,7 +14,7 @@ import tyro
 from tinker_client.connection import models
 from tinker_client.connection.alive import Pulse, answers, is_skyrl
 from tinker_client.connection.backend import Backend, ServerKind
-from tinker_client.connection.engines import JaxEngine
+from tinker_client.connection.engines import Engine, local_engine
 from tinker_client.connection.local_server import LocalServer
 from tinker_client.connection.local_state import import_state
 from tinker_client.errors import ServerError, UserError
@@ -27,6 +26,7 @@ ANSWER_SECONDS = 5.0
 REMOTE_CONTEXT_LENGTH = 65_536
 # SkyRL asks for no key, but the SDK does not start without one of this form.
 NO_KEY = "tml-none"
+KINDS: dict[Engine, ServerKind] = {"torch": "local", "jax": "skyrl-jax", "gpu": "skyrl-gpu"}
 # SkyRL releases, and the releases of the tinker SDK that speak their protocol: from the first one, below the second.
 # tinker 0.38 loads a state in one request without a model id, which SkyRL 0.4 refuses with status 422.
 SKYRL = "0.4"  # the one that this project is written for
@@ -47,9 +47,10 @@ class BackendConfig:
     hosted: tyro.conf.FlagCreatePairsOff[bool] = False
     """Use Thinking Machines' hosted Tinker. It wants your key in the environment variable TINKER_API_KEY."""
 
-    engine: Literal["jax", "gpu"] | None = None
-    """What computes behind the server: jax (SkyRL's JAX backend) or gpu (SkyRL's Megatron or FSDP, with vLLM).
-    Default: jax for the local server, gpu with --base-url."""
+    engine: Engine | None = None
+    """What computes behind the server: torch (ours, on a CPU), jax (SkyRL's JAX backend) or gpu (SkyRL's Megatron or
+    FSDP, with vLLM). Default: for the local server torch, or what the run to start from was trained with; with
+    --base-url gpu."""
 
     tokenizer: str | None = None
     """Hugging Face name or directory of the tokenizer. Default: the model's."""
@@ -63,8 +64,8 @@ class BackendConfig:
     else 65,536."""
 
     turns_in_flight: Count | None = None
-    """Turns that the server is asked for at once. Default: two of its batches for the local server, with --base-url
-    no limit."""
+    """Turns that the server is asked for at once. Default: no limit, but two batches where a server with --engine jax
+    is started here."""
 
     def __post_init__(self) -> None:
         check_flags(self)
@@ -85,7 +86,7 @@ class BackendConfig:
         """The kind of server that these flags mean."""
         if self.hosted:
             return "hosted"
-        return "skyrl-jax" if self.is_local or self.engine == "jax" else "skyrl-gpu"
+        return KINDS[self.engine or ("torch" if self.is_local else "gpu")]
 
 
 @contextmanager
@@ -120,19 +121,14 @@ def connect(
 
 @contextmanager
 def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | None) -> Iterator[Backend]:
-    name = config.model or "tiny"
     directory = run_dir / "server"
     if init is not None:
-        source = init.run_dir or run_dir
-        trained = (read_config(source) or {}).get("server") or {}
-        if config.model is None:
-            name = trained.get("model", name)
-        elif trained.get("model", name) != name:
-            raise UserError(f"{source} was trained on --model {trained['model']}, not {name}: leave --model out")
-        rank = import_state(init.state_path, source / "server", directory)
+        config = _as_trained(config, init.run_dir or run_dir)
+        rank = import_state(init.state_path, (init.run_dir or run_dir) / "server", directory)
+    name = config.model or "tiny"
     model_dir = models.local_model_dir(name)
     check_pair(installed("tinker") or "", installed("skyrl") or SKYRL)
-    with LocalServer(directory, model_dir, JaxEngine(rank, model_dir)) as server:
+    with LocalServer(directory, model_dir, local_engine(config.engine, model_dir, rank)) as server:
         # While the server loads the model.
         tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
         server.wait_until_ready()
@@ -154,6 +150,21 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             )
         finally:
             service.holder.close()
+
+
+def _as_trained(config: BackendConfig, run_dir: Path) -> BackendConfig:
+    """The flags with the model and the engine that a run was trained with, which the flags may leave out.
+
+    Raises UserError if they name others.
+    """
+    server = (read_config(run_dir) or {}).get("server") or {}
+    engines = {kind: engine for engine, kind in KINDS.items()}
+    trained = {"model": server.get("model"), "engine": engines.get(server.get("kind", ""))}
+    for flag, was in trained.items():
+        now = getattr(config, flag)
+        if None not in (was, now) and was != now:
+            raise UserError(f"{run_dir} was trained with --{flag} {was}, not {now}: leave --{flag} out")
+    return replace(config, model=config.model or trained["model"], engine=config.engine or trained["engine"])
 
 
 def _remote(config: BackendConfig, init: SavedState | None) -> Backend:

