@@ -41,7 +41,7 @@ class PlayerClient:
     def sample(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> Future[tinker.SampleResponse]:
-        """The player's next reply, cut at `max_tokens`, each token with logprob 0: it is certain."""
+        """The player's next reply, cut at `max_tokens`, each token with (almost) logprob 0: it is certain."""
         assert num_samples == 1
         game, conversation = self._game(_key(prompt.to_ints()))
         text = self._player(game, random.Random(sampling_params.seed))
@@ -51,7 +51,8 @@ class PlayerClient:
         if not turn.done:
             conversation.add_observation(turn.observation)
             self._games[_key(conversation.tokens)].append((game, conversation))
-        logprobs = np.zeros(len(tokens), np.float32)
+        # Not 0, which is what servers write where they have none (rollout.logprobs_problem).
+        logprobs = np.full(len(tokens), -np.finfo(np.float32).tiny)
         sequence = tinker.SampledSequence("stop", np.array(tokens, np.int32), logprobs)
         answer: Future[Any] = Future()
         answer.set_result(tinker.SampleResponse([sequence]))

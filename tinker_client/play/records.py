@@ -29,6 +29,7 @@ class EpisodeRecord:
     step: the training step it is planned for (with dynamic sampling an earlier one may train on it; the name of its
     episodes file says which); group: the index of its task within the step; episode: its index within the group.
     end: that of the game's episode, or `out_of_context`, or `broken` (the server failed; `error` says how).
+    without_logprobs: how often a reply was lost because its logprobs were.
     advantage: what the step that trained on it made of it, at 0 nothing; None before, and of broken episodes.
     conversation: the tokens for training; not written.
     """
@@ -43,6 +44,7 @@ class EpisodeRecord:
     reward: float = 0.0
     advantage: float | None = None
     error: str | None = None
+    without_logprobs: int = 0
 
     def row(self) -> dict[str, Any]:
         """The episode as a row of an episodes file."""
@@ -57,6 +59,7 @@ class EpisodeRecord:
             "reward": self.reward,
             "advantage": self.advantage,
             "error": self.error,
+            "without_logprobs": self.without_logprobs,
             "action_tokens": self.conversation.action_tokens,
             "turns": [asdict(turn) for turn in self.turns],
         }

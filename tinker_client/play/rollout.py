@@ -6,6 +6,7 @@ server is asked for at once, and in which order, is up to the `Gate` before it.
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,10 @@ RETRY_PAUSE_S = 0.5
 EPISODES_AT_ONCE = 1024
 
 
+class LogprobsLostError(Exception):
+    """A reply came without the logprobs that it was sampled with, so that nothing could be learnt from it."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """What samples: a client and the number of weight syncs that came before it."""
@@ -38,10 +43,16 @@ class Policy:
     async def sample(
         self, prompt: tinker.ModelInput, params: tinker.SamplingParams
     ) -> tuple[tinker.SampledSequence, int]:
-        """One reply, and the version that sampled it. Raises whatever the SDK raises, or TimeoutError."""
+        """One reply, with a logprob a token, and the version that sampled it.
+
+        Raises LogprobsLostError, whatever the SDK raises, or TimeoutError.
+        """
         future = self.client.sample(prompt, num_samples=1, sampling_params=params)
         response = await asyncio.wait_for(asyncio.wrap_future(future), TURN_TIMEOUT_S)
-        return response.sequences[0], self.version
+        sequence = response.sequences[0]
+        if problem := logprobs_problem(sequence):
+            raise LogprobsLostError(problem)
+        return sequence, self.version
 
 
 Sample = Callable[[tinker.ModelInput, tinker.SamplingParams], Awaitable[tuple[tinker.SampledSequence, int]]]
@@ -66,6 +77,22 @@ class PlayConfig:
     context_length: int
     seed: int
     retries: int = 2
+
+
+def logprobs_problem(sequence: tinker.SampledSequence) -> str | None:
+    """What is wrong with the logprobs of a reply, None if nothing is.
+
+    SkyRL's GPU backends fill in zeros where vLLM gives none (skyrl_train_inference_forwarding.py), which the trainer
+    would take for a probability of 1. A single token can have one; a whole reply is never sampled with certainty.
+    """
+    tokens, logprobs = len(sequence.tokens), sequence.logprobs or []
+    if len(logprobs) != tokens:
+        return f"{len(logprobs)} logprobs for {tokens} tokens"
+    if not all(map(math.isfinite, logprobs)):
+        return "logprobs that are not finite"
+    if tokens > 1 and not any(logprobs):
+        return "logprobs that are all 0"
+    return None
 
 
 def turn_seed(seed: int, step: int, group: int, episode: int, turn: int) -> int:
@@ -155,6 +182,7 @@ async def play_episode(
             sequence, version = await sample(tinker.ModelInput(chunks=prompt), params)
         except Exception as error:  # whatever the SDK raises, the other episodes go on
             lost += 1
+            record.without_logprobs += isinstance(error, LogprobsLostError)
             record.error = f"{type(error).__name__}: {error}"
             bar.lost_turn(record.error)
             if lost > config.retries:

@@ -18,12 +18,18 @@ def action_nll(logprobs: Sequence[FloatArray]) -> float:
 
 
 def episode_metrics(episodes: Sequence[EpisodeRecord], policy_version: int) -> dict[str, float]:
-    """What the episodes of a step were like. Broken ones are counted in `episode/broken` and nowhere else.
+    """What the episodes of a step were like.
+
+    Broken ones are counted in `episode/broken` and in `episode/without_logprobs`, which is how many replies were lost
+    because their logprobs were, and nowhere else.
 
     policy_version: that of the policy which the step trains.
     """
     played = [episode for episode in episodes if episode.end != "broken"]
-    metrics: dict[str, float] = {"episode/broken": len(episodes) - len(played)}
+    metrics: dict[str, float] = {
+        "episode/broken": len(episodes) - len(played),
+        "episode/without_logprobs": sum(episode.without_logprobs for episode in episodes),
+    }
     if not played:
         return metrics
     turns = [turn for episode in played for turn in episode.turns]
