@@ -6,7 +6,8 @@
 Without --base-url it starts SkyRL's server with the tiny model on this machine's CPU.
 
 A step takes the `groups` next tasks of the plan, each played `group_size` times, and makes one optimizer step on all
-of it. Sampling goes on while a batch trains, at most `max_staleness` steps ahead (tinker_client/play/scheduler.py).
+of it. Sampling goes on while a batch trains, `steps_ahead` steps ahead, and never more than `max_staleness`
+(tinker_client/play/scheduler.py).
 In the names below G counts the groups of a step and E the episodes of a group: `rewards_GE` is a list for each group,
 `advantages_N` is one list over all N episodes of the step.
 How this differs from the GRPO paper (Shao et al. 2024), where no flag changes it:
@@ -98,9 +99,9 @@ class Config:
     max_staleness: NotNegative = 4
     """Optimizer steps, at most, between the policy that sampled a turn and the one it trains; 0 samples and trains in
     turn."""
-    groups_in_play: Count | None = None
-    """Groups played at once, at most, when sampling ahead. Default: twice --groups. Fewer are less stale, more fill a
-    larger server."""
+    steps_ahead: Count = 1
+    """Steps that sampling is ahead of training: the staleness where training is the slower side. Where sampling is, and
+    a few long episodes hold up the rest, it goes on up to --max-staleness. More fill a larger server."""
     dynamic_sampling: tyro.conf.FlagCreatePairsOff[bool] = False
     """Play further tasks until a step has --groups groups with both outcomes (DAPO, Yu et al. 2025)."""
     max_groups: Count | None = None
@@ -154,7 +155,7 @@ def main(config: Config) -> None:
         resume=config.resume,
         overwrite=config.overwrite,
         init=config.init,
-        may_change=("steps", "save_every", "keep", "track", "groups_in_play"),
+        may_change=("steps", "save_every", "keep", "track", "steps_ahead"),
     )
     history = run.metrics()
     done = int(history[-1]["step"]) if history else 0
@@ -174,7 +175,7 @@ def main(config: Config) -> None:
             steps=config.steps,
             size=config.groups,
             max_staleness=config.max_staleness,
-            in_play=config.groups_in_play or 2 * config.groups,
+            steps_ahead=config.steps_ahead,
             counts=group_has_signal if config.dynamic_sampling else lambda group: True,
             limit=max_groups,
             steps_done=done,

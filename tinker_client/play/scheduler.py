@@ -9,11 +9,18 @@ group that starts now and is trained on by step s is therefore at most s - c upd
 it may start once it is certain that s <= c + max_staleness. That is certain where few enough groups are in line before
 it, since every step takes at least its number of groups, and step c at least those that it still lacks. No clock and no
 guess at how long an episode lasts is needed, and nothing has to be thrown away afterwards.
+
+How far ahead. The bound alone would be reached by every group wherever training is the slower side: whatever has ended
+waits for it. So sampling stops earlier, with the groups of `steps_ahead` steps in hand. While a step trains that is all
+that was started; then the staleness is `steps_ahead` where training is slower. While a step waits for groups, sampling
+is slower: then what has ended behind a group that is still played does not count, since another is started in its place
+to keep the server busy. That goes on behind long episodes until the bound ends it.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from itertools import takewhile
 from typing import Any
 
 
@@ -23,7 +30,7 @@ class Scheduler[Group]:
     steps: of the whole run. size: groups a step.
     steps_done, groups_done: where a run that goes on has to start.
     max_staleness: updates between the policy that sampled a turn and the one that it trains; 0 is synchronous.
-    in_play: groups that are played at once, at most. More than keep the server busy only grow stale.
+    steps_ahead: steps whose groups are in hand beyond those that the present one lacks; 1 or more.
     counts: which groups count towards `size`; a step plays more until it has so many that do, but at most `limit`.
     """
 
@@ -33,7 +40,7 @@ class Scheduler[Group]:
         steps: int,
         size: int,
         max_staleness: int,
-        in_play: int,
+        steps_ahead: int,
         counts: Callable[[Group], bool] = lambda group: True,
         limit: int | None = None,
         steps_done: int = 0,
@@ -42,7 +49,7 @@ class Scheduler[Group]:
         self.steps = steps
         self._size = size
         self._max_staleness = max_staleness
-        self._in_play = in_play
+        self._steps_ahead = steps_ahead
         self._counts = counts
         self._limit = size if limit is None else max(limit, size)
         self.step = steps_done
@@ -82,15 +89,22 @@ class Scheduler[Group]:
     def _start(self) -> None:
         """Start every group that may start."""
         assert self._play is not None
-        ahead = min(self._max_staleness, self.steps - self.step)
+        bound = min(self._max_staleness, self.steps - self.step)
         while (
-            len(self._queue) < self._lacking + ahead * self._size
-            and sum(not task.done() for task in self._queue) < self._in_play
+            len(self._queue) < self._lacking + bound * self._size
+            and self._in_hand() < self._lacking + self._steps_ahead * self._size
         ):
             task = asyncio.get_running_loop().create_task(self._play(self.started))
             task.add_done_callback(self._on_done)
             self._queue.append(task)
             self.started += 1
+
+    def _in_hand(self) -> int:
+        """How many groups count towards `steps_ahead`."""
+        if not self._lacking:
+            return len(self._queue)
+        next_in_line = sum(1 for _ in takewhile(asyncio.Task.done, self._queue))
+        return next_in_line + sum(not task.done() for task in self._queue)
 
     def _on_done(self, task: asyncio.Task[Group]) -> None:
         if not task.cancelled() and task.exception() is None:
