@@ -42,6 +42,7 @@ from tinker_client.play.rollout import PlayConfig, Policy, play
 from tinker_client.play.tasks import select_tasks
 from tinker_client.run.flags import Count, NotNegative, check_flags
 from tinker_client.run.stopping import resumable
+from tinker_client.train.updates import sync_policy
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def model_seat(config: Config, run: EvaluationRun) -> Iterator[Seat]:
     with connect(config.backend, config.run_dir, rank=config.rank, init=run.checkpoint) as backend:
         run.record_server(backend.server)
         model = backend.adapter(config.rank, seed=0)  # an untrained one changes nothing
-        policy = Policy(backend.sampling_client(model), version=0)
+        policy = sync_policy(backend, model, version=0)
         playing = play_config(config, ChatTemplate.of(backend), backend.context_length)
         yield Seat(policy, playing, Gate(backend.turns_in_flight), backend.liveness)
 

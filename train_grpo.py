@@ -52,7 +52,7 @@ from tinker_client.train.advantages import Advantage, advantages, group_has_sign
 from tinker_client.train.datums import REDUCTION, PolicyLoss, PolicyLossName, check_reduction, policy_batch
 from tinker_client.train.diagnostics import check_last
 from tinker_client.train.metrics import episode_metrics, optimizer_metrics, policy_metrics
-from tinker_client.train.updates import Adam, commit, sync_policy, update
+from tinker_client.train.updates import Adam, commit, stop_if_not_finite, sync_policy, update
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,8 @@ def main(config: Config) -> None:
                 started, sampling_before = time.monotonic(), rollouts.seconds_sampling
                 groups = rollouts.next_step()
                 received = time.monotonic()
-                metrics = train_on(groups, rollouts, backend=backend, trainer=trainer, config=config)
+                with stop_if_not_finite(run, step):
+                    metrics = train_on(groups, rollouts, backend=backend, trainer=trainer, config=config)
                 ended = time.monotonic()
                 metrics |= {
                     "time/wait": received - started,

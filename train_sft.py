@@ -34,7 +34,7 @@ from tinker_client.run.tracking import Tracker, require_tracker, track
 from tinker_client.train.datums import REDUCTION, check_form, supervised_batch
 from tinker_client.train.demonstrations import epoch_batches, read_demonstrations, tokenize
 from tinker_client.train.metrics import action_nll, optimizer_metrics
-from tinker_client.train.updates import Adam, commit, forward, update
+from tinker_client.train.updates import Adam, commit, forward, stop_if_not_finite, update
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def main(config: Config) -> None:
             epoch, indices = plan[step - 1]
             batch = supervised_batch([train[i] for i in indices], reduction)
             lr = config.lr * (1 - (step - 1) / steps) if config.schedule == "linear" else config.lr
-            output, optimizer = update(backend, trainer, batch, config.adam.at(lr))
+            with stop_if_not_finite(run, step):
+                output, optimizer = update(backend, trainer, batch, config.adam.at(lr))
             check_form(output, reduction)
             logprobs = batch.action_logprobs(output)
             metrics = {
@@ -140,7 +141,8 @@ def main(config: Config) -> None:
                 "time/train": time.monotonic() - started,
             }
             if step % steps_of_epoch == 0 and held_out:
-                metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out)
+                with stop_if_not_finite(run, step):
+                    metrics["loss/held_out"] = held_out_loss(backend, trainer, held_out)
             run.log_metrics(step, metrics)
             track_metrics(step, metrics)
             bar.update()

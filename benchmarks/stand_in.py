@@ -143,18 +143,21 @@ class StandIn:
         return _protobuf(RequestType.SAMPLE, {"sequences": [sequence], "prompt_logprobs": None})
 
     async def forward_backward(self, body: bytes, request: dict[str, Any]) -> Response:
-        """The sampler's logprobs as the trainer's, and the token sum of the loss."""
-        data = request["forward_backward_input"]["data"]
-        self.gradients[request["model_id"]] = hashlib.blake2b(json.dumps(data, sort_keys=True).encode()).hexdigest()
-        async with self.training:
-            await asyncio.sleep(self.config.forward_backward_s)
-        inputs = [datum["loss_fn_inputs"] for datum in data]
-        outputs = [
-            _floats(i["logprobs"]["data"] if "logprobs" in i else [-0.5] * len(i["weights"]["data"])) for i in inputs
-        ]
-        loss = -sum(sum(i["advantages"]["data"]) for i in inputs if "advantages" in i)
+        """A pass over a batch; without gradients it is free."""
+        data, forward_only = request["forward_backward_input"]["data"], parse_forward_backward_request(body)[1]
+        if not forward_only:
+            self.gradients[request["model_id"]] = hashlib.blake2b(json.dumps(data, sort_keys=True).encode()).hexdigest()
+            async with self.training:
+                await asyncio.sleep(self.config.forward_backward_s)
+        logprobs, loss = self.losses([datum["loss_fn_inputs"] for datum in data], request["model_id"], forward_only)
+        outputs = [{"logprobs": {"data": values, "dtype": "float32", "shape": [len(values)]}} for values in logprobs]
         answer = {"loss_fn_output_type": "scalar", "loss_fn_outputs": outputs, "metrics": {"loss:sum": loss}}
         return _protobuf(RequestType.FORWARD_BACKWARD, answer)
+
+    def losses(self, inputs: list[dict[str, Any]], model: str, forward_only: bool) -> tuple[list[list[float]], float]:
+        """The sampler's logprobs as the trainer's, and the token sum of the loss."""
+        logprobs = [i["logprobs"]["data"] if "logprobs" in i else [-0.5] * len(i["weights"]["data"]) for i in inputs]
+        return logprobs, -sum(sum(i["advantages"]["data"]) for i in inputs if "advantages" in i)
 
     async def optim_step(self, body: bytes, request: dict[str, Any]) -> Response:
         """A gradient norm of 1."""
@@ -211,10 +214,6 @@ def _constant(answer: dict[str, Any]) -> Callable[[Request], Coroutine[Any, Any,
         return JSONResponse(answer)
 
     return respond
-
-
-def _floats(values: list[float]) -> dict[str, Any]:
-    return {"logprobs": {"data": values, "dtype": "float32", "shape": [len(values)]}}
 
 
 def _protobuf(kind: RequestType, answer: dict[str, Any]) -> Response:

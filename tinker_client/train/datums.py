@@ -177,7 +177,7 @@ def check_reduction(
     almost nothing there is nothing to compare. The gradient norm tells nothing without one to compare with.
     """
     check_form(output, reduction)
-    reported = _reported_sum(output)
+    reported = reported_loss(output)
     if reported is None:
         return
     trainer, advantage = np.concatenate(batch.action_logprobs(output)), np.concatenate(batch.sent_advantages())
@@ -203,11 +203,11 @@ def check_form(output: tinker.ForwardBackwardOutput, reduction: LossReduction) -
     """
     if not output.metrics and "elementwise_loss" in output.loss_fn_outputs[0] and reduction != "sequence_mean":
         raise UserError("the server answers like SkyRL's JAX backend: give --engine jax")
-    if _reported_sum(output) is not None and reduction != "token_sum":
+    if reported_loss(output) is not None and reduction != "token_sum":
         raise UserError("the server reports a sum over tokens, as SkyRL's JAX backend does not: give --engine gpu")
 
 
-def _reported_sum(output: tinker.ForwardBackwardOutput) -> float | None:
+def reported_loss(output: tinker.ForwardBackwardOutput) -> float | None:
     """The reduced policy loss, where a server reports it."""
     metrics = output.metrics or {}
     return next((metrics[name] for name in ("pg_loss:sum", "loss:sum") if name in metrics), None)

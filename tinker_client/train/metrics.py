@@ -9,6 +9,7 @@ import tinker
 from tinker_client.play.records import EpisodeRecord, TurnRecord, repeated
 from tinker_client.train.datums import Batch, FloatArray, PolicyLoss
 
+GRADIENT_NORM = "skyrl.ai/grad_norm"  # what SkyRL's servers call it
 ENDS = ("success", "wrong_finish", "out_of_turns", "out_of_context")
 
 
@@ -83,7 +84,7 @@ def policy_metrics(batch: Batch, loss: PolicyLoss, output: tinker.ForwardBackwar
 
 def optimizer_metrics(output: tinker.OptimStepResponse) -> dict[str, float]:
     """What the server says about its optimizer step; SkyRL names the gradient norm, others may not."""
-    grad_norm = (output.metrics or {}).get("skyrl.ai/grad_norm")
+    grad_norm = (output.metrics or {}).get(GRADIENT_NORM)
     return {} if grad_norm is None else {"optim/grad_norm": grad_norm}
 
 

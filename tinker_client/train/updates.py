@@ -8,24 +8,56 @@ sequences by their tokens, and gets the batch in one call.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import numpy as np
 import tinker
 from annotated_types import Ge, Gt, Le
 
 from tinker_client.connection.alive import Request
 from tinker_client.connection.backend import Backend
-from tinker_client.errors import ServerError
+from tinker_client.errors import ServerError, UserError
 from tinker_client.play.rollout import Policy
 from tinker_client.run.flags import check_flags
 from tinker_client.run.run_dir import RunDir, state_name
-from tinker_client.train.datums import Batch
+from tinker_client.train.datums import Batch, reported_loss
+from tinker_client.train.metrics import GRADIENT_NORM
 
 _log = logging.getLogger(__name__)
 
 Pass = Callable[..., Request[tinker.ForwardBackwardOutput]]
+
+# Of the pass that looks at the weights: the shortest length that SkyRL's JAX backend pads to.
+PROBE_TOKENS = 32
+
+
+class NotFiniteError(UserError):
+    """Numbers that the trainer answered are NaN or infinite: the weights are spoilt, or would be by this step."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what} not finite: the weights were spoilt in training, so take an earlier state")
+
+
+@contextmanager
+def stop_if_not_finite(run: RunDir, step: int) -> Iterator[None]:
+    """Around what a step asks of the trainer: a NotFiniteError is raised with the step and the last sound state.
+
+    Every state in checkpoints.jsonl is sound, since `commit` saves no other.
+    """
+    try:
+        yield
+    except NotFiniteError as error:
+        rows = run.checkpoints()
+        state = f"step {rows[-1]['step']}, {rows[-1]['state_path']}" if rows else "what the run started from"
+        raise UserError(
+            f"step {step}: {error.what} not finite, and the step is not saved: begin a new run with a lower --lr (the "
+            f"last sound state is {state})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -62,7 +94,7 @@ def update(
 ) -> tuple[tinker.ForwardBackwardOutput, tinker.OptimStepResponse]:
     """One optimizer step on `batch`. The answers to its gradients, with the outputs in the batch's order, and to Adam.
 
-    Raises ServerError if the server fails one of them.
+    Raises ServerError if the server fails one of them, NotFiniteError if a logprob, the loss or the gradient is.
     """
     calls = _calls(batch, backend)
     outputs = [backend.result(_send(trainer.forward_backward, batch, call), "the gradients") for call in calls[:-1]]
@@ -70,21 +102,53 @@ def update(
     last = _send(trainer.forward_backward, batch, calls[-1])
     optim_step = trainer.optim_step(adam)
     outputs.append(backend.result(last, "the gradients"))
-    return _in_order(calls, outputs), backend.result(optim_step, "the optimizer step")
+    output = _in_order(calls, outputs)
+    _check_output(batch, output)
+    try:
+        optimizer = backend.result(optim_step, "the optimizer step")
+    except ServerError as error:
+        if GRADIENT_NORM in str(error):  # SkyRL writes one that is not finite as null, which the SDK does not read
+            raise NotFiniteError("the gradient norm is") from error
+        raise
+    if not math.isfinite((optimizer.metrics or {}).get(GRADIENT_NORM, 0.0)):
+        raise NotFiniteError("the gradient norm is")
+    return output, optimizer
 
 
 def forward(backend: Backend, trainer: tinker.TrainingClient, batch: Batch) -> tinker.ForwardBackwardOutput:
-    """The losses of `batch` without gradients, in its order. Raises ServerError if the server fails."""
+    """The losses of `batch` without gradients, in its order.
+
+    Raises ServerError if the server fails, NotFiniteError if a logprob or the loss is.
+    """
     calls = _calls(batch, backend)
-    return _in_order(calls, [backend.result(_send(trainer.forward, batch, call), "the losses") for call in calls])
+    answers = [backend.result(_send(trainer.forward, batch, call), "the losses") for call in calls]
+    output = _in_order(calls, answers)
+    _check_output(batch, output)
+    return output
+
+
+def check_weights(backend: Backend, trainer: tinker.TrainingClient) -> None:
+    """Raises NotFiniteError if the adapter's weights give logprobs that are: a pass over a few tokens tells.
+
+    An optimizer step answers before anything has been computed with its weights. Sampling from spoilt ones does not
+    tell: SkyRL's API cannot write such logprobs down, and the SDK asks for them for ever.
+    """
+    tokens = np.full(PROBE_TOKENS, backend.stop_token_ids[0], np.int64)
+    weights = np.ones(PROBE_TOKENS, np.float32)
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens.tolist()),
+        loss_fn_inputs={"target_tokens": tokens, "weights": weights},
+    )
+    forward(backend, trainer, Batch([datum], "cross_entropy", None, [weights > 0]))
 
 
 def sync_policy(backend: Backend, trainer: tinker.TrainingClient, version: int) -> Policy:
-    """The policy as trained up to now; no older one may be sampled from afterwards.
+    """The policy as trained up to now; no older one may be sampled from afterwards. Raises NotFiniteError.
 
     The JAX backend has one copy of an adapter, for training and sampling, and loads a save into it when that save is
     first sampled from. One token is sampled at once, so that this cannot happen later, on top of further training.
     """
+    check_weights(backend, trainer)
     client = backend.sampling_client(trainer)
     prompt = tinker.ModelInput.from_ints(backend.stop_token_ids[:1])
     first = client.sample(prompt, num_samples=1, sampling_params=tinker.SamplingParams(max_tokens=1))
@@ -97,7 +161,10 @@ def commit(run: RunDir, backend: Backend, trainer: tinker.TrainingClient, step: 
 
     A run that is killed before that row is written plays on from the row before.
     keep: how many of the run's states stay on the server, the newest ones. more: goes into the row.
+    Raises UserError in place of saving weights that are not finite.
     """
+    with stop_if_not_finite(run, step):
+        check_weights(backend, trainer)
     run.log_checkpoint(step, backend.save_state(trainer, state_name(step)), **more)
     rows = run.checkpoints()
     left = []
@@ -118,6 +185,13 @@ def padded_length(tokens: int) -> int:
     """
     power = max(32, 1 << (tokens - 1).bit_length())
     return power * 3 // 4 if power > 32 and tokens <= power * 3 // 4 else power
+
+
+def _check_output(batch: Batch, output: tinker.ForwardBackwardOutput) -> None:
+    if not all(np.isfinite(logprobs).all() for logprobs in batch.action_logprobs(output)):
+        raise NotFiniteError("the logprobs are")
+    if not math.isfinite(reported_loss(output) or 0.0):
+        raise NotFiniteError("the loss is")
 
 
 def _calls(batch: Batch, backend: Backend) -> list[list[int]]:
