@@ -41,6 +41,7 @@ from tinker_client.play.players import PlayerClient, oracle
 from tinker_client.play.rollout import PlayConfig, Policy, play
 from tinker_client.play.tasks import select_tasks
 from tinker_client.run.flags import Count, NotNegative, check_flags
+from tinker_client.run.run_dir import resolve_state
 from tinker_client.run.stopping import resumable
 from tinker_client.train.updates import sync_policy
 
@@ -135,6 +136,8 @@ def main(config: Config) -> None:
     if config.dry_run:
         factors = {"tasks": len(tasks), "rollouts": config.rollouts}
         print_play(environment, tasks, factors, config.max_turns, config.max_reply_tokens)
+        # For what it refuses: nothing else here needs a tokenizer.
+        ChatTemplate.before_connecting(config.backend, resolve_state(config.checkpoint) if config.checkpoint else None)
         return
     run = EvaluationRun.open(
         config.run_dir, config, config.checkpoint, resume=config.resume, overwrite=config.overwrite

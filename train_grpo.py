@@ -45,7 +45,7 @@ from tinker_client.play.rollout import PlayConfig
 from tinker_client.play.scheduler import Scheduler
 from tinker_client.play.tasks import Plan, select_tasks
 from tinker_client.run.flags import Count, NotNegative, check_flags
-from tinker_client.run.run_dir import RunDir
+from tinker_client.run.run_dir import RunDir, resolve_state
 from tinker_client.run.stopping import finishing_steps, resumable
 from tinker_client.run.tracking import Tracker, require_tracker, track
 from tinker_client.train.advantages import Advantage, advantages, group_has_signal, group_metrics
@@ -148,6 +148,8 @@ def main(config: Config) -> None:
     if config.dry_run:
         factors = {"steps": config.steps, "groups": max_groups or config.groups, "episodes": config.group_size}
         print_play(environment, tasks, factors, config.max_turns, config.max_reply_tokens)
+        # For what it refuses: nothing else here needs a tokenizer.
+        ChatTemplate.before_connecting(config.backend, resolve_state(config.init) if config.init else None)
         return
     run = RunDir.create(
         config.run_dir,

@@ -32,7 +32,7 @@ from tinker_client.run.run_dir import RunDir
 from tinker_client.run.stopping import finishing_steps, resumable
 from tinker_client.run.tracking import Tracker, require_tracker, track
 from tinker_client.train.datums import REDUCTION, check_form, supervised_batch
-from tinker_client.train.demonstrations import epoch_batches, read_demonstrations, tokenize
+from tinker_client.train.demonstrations import check_text, epoch_batches, read_demonstrations, tokenize
 from tinker_client.train.metrics import action_nll, optimizer_metrics
 from tinker_client.train.updates import Adam, commit, forward, stop_if_not_finite, update
 
@@ -81,12 +81,15 @@ class Config:
 
 def main(config: Config) -> None:
     chats = read_demonstrations(config.data)
+    template = ChatTemplate.before_connecting(config.backend)
+    if template is not None:
+        check_text(config.data, chats, template)
     order = shuffled(range(len(chats)), config.seed)
     if config.held_out >= len(chats):
         raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
-    chats = [chats[i] for i in order]
     if config.dry_run:
-        print_supervised(config.data, chats[config.held_out :], config.epochs, config.batch_size, config.backend)
+        trained_on = [chats[i] for i in order[config.held_out :]]
+        print_supervised(config.data, trained_on, config.epochs, config.batch_size, template)
         return
     run = RunDir.create(
         config.run_dir,
@@ -109,7 +112,9 @@ def main(config: Config) -> None:
     ):
         run.record_server(backend.server)
         reduction = REDUCTION[backend.kind]
-        demonstrations = tokenize(chats, ChatTemplate.of(backend), backend.context_length)
+        template = ChatTemplate.of(backend)
+        check_text(config.data, chats, template)
+        demonstrations = tokenize([chats[i] for i in order], template, backend.context_length)
         held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
         trainer = backend.adapter_to_train(config.rank, config.seed, with_optimizer=True)
         lengths = [len(conversation.tokens) for conversation in train]

@@ -11,9 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinker_client.connection.connect import BackendConfig
-from tinker_client.connection.models import load_tokenizer, local_model_dir, stop_token_ids
-from tinker_client.errors import UserError
 from tinker_client.play.chat import ChatTemplate, Message
 from tinker_client.play.environment import Environment, Task
 from tinker_client.train.demonstrations import read_lines, tokenize
@@ -51,10 +48,10 @@ def print_play(
 
 
 def print_supervised(
-    data: Path, chats: Sequence[Sequence[Message]], epochs: int, batch_size: int, backend: BackendConfig
+    data: Path, chats: Sequence[Sequence[Message]], epochs: int, batch_size: int, template: ChatTemplate | None
 ) -> None:
     """The demonstrations of the file `data` by depth, and what training on `chats`, the ones not held out, would take:
-    optimizer steps, and tokens with a loss if a tokenizer is at hand."""
+    optimizer steps, and tokens with a loss if there is a template to make them with."""
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("depth", "demonstrations"):
@@ -66,21 +63,11 @@ def print_supervised(
     steps = epochs * -(-len(chats) // batch_size)
     held_out = counts.total() - len(chats)
     console.print(f"{len(chats)} demonstrations ({held_out} are held out) x {epochs} epochs: {steps} optimizer steps")
-    try:
-        template = _template(backend)
-    except UserError as error:
-        console.print(f"tokens not counted: {error}")
+    if template is None:
+        console.print("tokens not counted: give --model or --tokenizer")
     else:
         conversations = tokenize(chats, template, context_length=2**31)
         actions = sum(conversation.action_tokens for conversation in conversations)
         longest = max(len(conversation.tokens) for conversation in conversations)
         console.print(f"{epochs * actions:,} tokens with a loss; the longest demonstration has {longest:,} tokens")
     console.print("dry run: nothing was started or written")
-
-
-def _template(backend: BackendConfig) -> ChatTemplate:
-    name = backend.tokenizer or (str(local_model_dir(backend.model)) if backend.is_local else backend.model)
-    if name is None:
-        raise UserError("give --model or --tokenizer")
-    tokenizer = load_tokenizer(name)
-    return ChatTemplate(tokenizer, stop_token_ids(tokenizer), thinking=backend.thinking)

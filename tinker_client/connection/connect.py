@@ -123,14 +123,14 @@ def connect(
 def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | None) -> Iterator[Backend]:
     directory = run_dir / "server"
     if init is not None:
-        config = _as_trained(config, init.run_dir or run_dir)
+        config = as_trained(config, init.run_dir or run_dir)
         rank = import_state(init.state_path, (init.run_dir or run_dir) / "server", directory)
     name = config.model or "tiny"
     model_dir = models.local_model_dir(name)
     check_pair(installed("tinker") or "", installed("skyrl") or SKYRL)
+    tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
+    models.check_vocabulary(tokenizer, model_dir)
     with LocalServer(directory, model_dir, local_engine(config.engine, model_dir, rank)) as server:
-        # While the server loads the model.
-        tokenizer = models.load_tokenizer(config.tokenizer or str(model_dir))
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.base_url, api_key=NO_KEY)
         try:
@@ -152,7 +152,7 @@ def _local(config: BackendConfig, run_dir: Path, rank: int, init: SavedState | N
             service.holder.close()
 
 
-def _as_trained(config: BackendConfig, run_dir: Path) -> BackendConfig:
+def as_trained(config: BackendConfig, run_dir: Path) -> BackendConfig:
     """The flags with the model and the engine that a run was trained with, which the flags may leave out.
 
     Raises UserError if they name others.
@@ -186,11 +186,15 @@ def _remote(config: BackendConfig, init: SavedState | None) -> Backend:
         raise UserError(f"{name} refused the connection ({error}): check TINKER_API_KEY") from error
     model = _choose_model(config.model, [name for name in known if name])
     tokenizer = models.load_tokenizer(config.tokenizer or model)
+    folder = Path(model) if (Path(model) / "config.json").exists() else None  # on this machine, as SkyRL may call it
+    if folder is not None:
+        models.check_vocabulary(tokenizer, folder)
+    own_length = models.context_length(folder) if folder is not None else None  # SkyRL names none
     return Backend(
         service=service,
         model=model,
         kind=config.kind,
-        context_length=config.context_length or known[model] or _own_context_length(model) or REMOTE_CONTEXT_LENGTH,
+        context_length=config.context_length or known[model] or own_length or REMOTE_CONTEXT_LENGTH,
         turns_in_flight=config.turns_in_flight,
         tokenizer=tokenizer,
         stop_token_ids=models.stop_token_ids(tokenizer),
@@ -222,12 +226,6 @@ def _answering(base_url: str) -> str:
     if not answers(base_url, ANSWER_SECONDS):
         raise UserError(f"no Tinker server answers at {base_url}: start one, or leave --base-url out for a local one")
     return base_url
-
-
-def _own_context_length(model: str) -> int | None:
-    """What the folder of a model says, if that is what the server calls it: SkyRL names no length."""
-    folder = Path(model)
-    return models.context_length(folder) if (folder / "config.json").exists() else None
 
 
 def _choose_model(wanted: str | None, known: list[str]) -> str:

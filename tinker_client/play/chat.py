@@ -15,9 +15,12 @@ from typing import Any, Self
 import jinja2
 from rich.console import Console
 
+from tinker_client.connection import models
 from tinker_client.connection.backend import Backend
+from tinker_client.connection.connect import BackendConfig, as_trained
 from tinker_client.connection.models import Tokenizer
 from tinker_client.errors import UserError
+from tinker_client.run.run_dir import SavedState
 
 Message = Mapping[str, Any]
 
@@ -54,16 +57,53 @@ class ChatTemplate:
             Console(stderr=True, soft_wrap=True, highlight=False).print(f"note: {difference}", markup=False)
         return template
 
+    @classmethod
+    def before_connecting(cls, config: BackendConfig, init: SavedState | None = None) -> Self | None:
+        """The template of the model that the flags name; None if only the server knows which that is.
+
+        init: the state to start from. Raises UserError for what connecting to that model would be refused for.
+        """
+        folder = None
+        if config.is_local:
+            if init is not None and init.run_dir is not None:
+                config = as_trained(config, init.run_dir)
+            folder = models.local_model_dir(config.model)
+        name = config.tokenizer or (str(folder) if folder else config.model)
+        if name is None:
+            return None
+        tokenizer = models.load_tokenizer(name)
+        if folder is not None:
+            models.check_vocabulary(tokenizer, folder)
+        return cls(tokenizer, models.stop_token_ids(tokenizer), thinking=config.thinking)
+
+    def problem(self, chat: Sequence[Message]) -> str | None:
+        """What of a written chat the model would not read as it is written, None if nothing.
+
+        A special token in a text is what it stands for, such as the end of the message and the beginning of another.
+        """
+        for message in chat:
+            if self._special is not None and (found := self._special.search(message["content"])):
+                return f"{found[0]} in what the {message['role']} says is a special token of the model: leave it out"
+        first = next(i for i, message in enumerate(chat) if message["role"] == "assistant")
+        text = self._opening(chat[:first])
+        for message in chat[:first]:
+            if message["content"].strip() not in text:
+                return f"the model's chat template writes what the {message['role']} says in another way: change it"
+        return None
+
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the messages before the first reply, with the template's generation prompt."""
+        return self._encode(self._opening(messages))
+
+    def _opening(self, messages: Sequence[Message]) -> str:
         try:
-            return self._encode(self._render(messages))
+            return self._render(messages)
         except jinja2.TemplateError:
             # Some templates know no system role (Gemma's); there, instructions belong into the first user message.
             if messages[0]["role"] != "system":
                 raise
             system, user, *rest = messages
-            return self._encode(self._render([{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]))
+            return self._render([{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest])
 
     def reply(self, text: str) -> list[int]:
         """A reply that nobody sampled, such as a demonstration's: its tokens and the end of the message.
@@ -147,10 +187,7 @@ class ChatTemplate:
         return written.removeprefix(prompt) if written.startswith(prompt) else ""
 
     def _render(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=prompt, enable_thinking=self.thinking
-        )
-        return text
+        return models.render(self.tokenizer, messages, add_generation_prompt=prompt, enable_thinking=self.thinking)
 
     def _encode(self, text: str) -> list[int]:
         # The template writes the special tokens itself, the one at the beginning included.

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, json.loads(line)
         except ValueError as error:
             raise UserError(f"{path}, line {number}: not JSON ({error})") from error
+
+
+def check_text(path: Path, chats: Sequence[Sequence[Message]], template: ChatTemplate) -> None:
+    """Raises UserError, with the line, for a chat of the file `path` that the model would not read as it is written."""
+    for number, chat in enumerate(chats, start=1):
+        if problem := template.problem(chat):
+            raise UserError(f"{path}, line {number}: {problem}")
 
 
 def tokenize(chats: Sequence[Sequence[Message]], template: ChatTemplate, context_length: int) -> list[Conversation]:
@@ -78,6 +86,8 @@ def _chat_problem(messages: list[Any]) -> str | None:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             return 'a message without "content" as text'
+        if half := re.search("[\ud800-\udfff]", message["content"]):
+            return f"{half[0]!r} is half a character (a lone surrogate), which has no tokens: write it whole"
         if message.get("weight", 1) not in (0, 1):
             return f'"weight" {message["weight"]!r}: it is 1 (trained on) or 0 (context only)'
     roles = [message.get("role") for message in messages]
