@@ -109,7 +109,7 @@ def rollouts(
         Plan(path / "plan.jsonl", TASKS, size=3, seed=seed),
         Policy(server.client(), 0),
         play_config(server.template, max_turns=12, seed=seed),
-        Scheduler(steps=steps, size=3, max_staleness=max_staleness, in_play=6, **counts),
+        Scheduler(steps=steps, size=3, max_staleness=max_staleness, steps_ahead=1, **counts),
         Gate(None, shared_weights=shared_weights),
         group_size=4,
         liveness=liveness or Liveness(),

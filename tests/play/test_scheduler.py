@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 
 import pytest
 
@@ -44,7 +45,7 @@ def simulate(
     steps: int = 60,
     size: int = 4,
     max_staleness: int = 4,
-    in_play: int = 8,
+    steps_ahead: int = 1,
     train_s: float = 30.0,
     deep_share: float = 0.3,
     mixed_share: float = 1.0,
@@ -71,7 +72,7 @@ def simulate(
             steps=steps,
             size=size,
             max_staleness=max_staleness,
-            in_play=in_play,
+            steps_ahead=steps_ahead,
             counts=(lambda group: True) if limit is None else lambda group: group.mixed,
             limit=limit,
         )
@@ -89,11 +90,11 @@ def simulate(
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
-@pytest.mark.parametrize(("train_s", "in_play"), [(1.0, 8), (30.0, 8), (30.0, 100), (1000.0, 100)])
-def test_no_group_is_staler_than_the_bound_and_sampling_runs_ahead_up_to_it(max_staleness, train_s, in_play):
-    run = simulate(max_staleness=max_staleness, train_s=train_s, in_play=in_play)
+@pytest.mark.parametrize(("train_s", "steps_ahead"), [(1.0, 1), (30.0, 1), (30.0, 4), (1000.0, 4)])
+def test_no_group_is_staler_than_the_bound_and_sampling_runs_ahead_up_to_it(max_staleness, train_s, steps_ahead):
+    run = simulate(max_staleness=max_staleness, train_s=train_s, steps_ahead=steps_ahead)
     assert max(run.staleness()) <= max_staleness
-    if in_play == 100:
+    if steps_ahead == 4:
         assert max(run.staleness()) == max_staleness
 
 
@@ -119,14 +120,14 @@ def test_sampling_ahead_is_faster_than_in_turn():
 
 
 def test_steps_without_an_update_only_lower_the_staleness():
-    run = simulate(learns=lambda step: step % 3 > 0, in_play=100)
+    run = simulate(learns=lambda step: step % 3 > 0, steps_ahead=4)
     assert 0 < max(run.staleness()) <= 4
 
 
 @pytest.mark.parametrize("max_staleness", [0, 4])
 @pytest.mark.parametrize("mixed_share", [0.9, 0.5, 0.1])
 def test_dynamic_sampling_reaches_its_number_or_stops_at_its_bound_and_keeps_the_staleness(max_staleness, mixed_share):
-    run = simulate(max_staleness=max_staleness, mixed_share=mixed_share, limit=10, in_play=100)
+    run = simulate(max_staleness=max_staleness, mixed_share=mixed_share, limit=10, steps_ahead=4)
     for groups in run.steps:
         mixed = sum(group.mixed for group in groups)
         assert (mixed == 4 and groups[-1].mixed and len(groups) <= 10) or (mixed < 4 and len(groups) == 10)
@@ -136,24 +137,42 @@ def test_dynamic_sampling_reaches_its_number_or_stops_at_its_bound_and_keeps_the
     assert {0.9: reached == 60, 0.5: reached > 30, 0.1: reached < 30}[mixed_share]
 
 
-def test_no_more_groups_are_in_play_than_asked_for():
-    playing = most = 0
+@pytest.mark.parametrize("steps_ahead", [1, 2])
+def test_where_training_is_slower_all_is_as_stale_as_sampling_is_ahead_and_no_more(steps_ahead):
+    run = simulate(train_s=1000.0, steps_ahead=steps_ahead)
+    # Not at first: the first step waits for its groups, so that sampling is the slower side.
+    assert set(run.staleness()[4 * 8 :]) == {steps_ahead}
+    assert run.seconds == pytest.approx(simulate(train_s=1000.0, steps_ahead=4).seconds, rel=0.01)
 
+
+@pytest.mark.parametrize("train_s", [1.0, 30.0])
+def test_where_sampling_is_slower_long_groups_do_not_stop_it_before_the_bound(train_s):
+    ahead, bounded = simulate(train_s=train_s), simulate(train_s=train_s, max_staleness=1)
+    assert max(ahead.staleness()) == 4
+    assert 1.0 == fmean(bounded.staleness()[4:]) < fmean(ahead.staleness()) < 3.2
+    assert ahead.seconds < 0.75 * bounded.seconds
+
+
+def test_without_long_groups_the_mean_staleness_is_that_of_sampling_ahead_wherever_the_time_goes():
+    for train_s in (1.0, 10.0, 100.0):
+        assert fmean(simulate(train_s=train_s, deep_share=0.0).staleness()) < 1.4
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 3])
+def test_no_more_is_in_hand_while_a_step_trains_than_sampling_is_to_be_ahead(steps_ahead):
     async def play(number: int) -> int:
-        nonlocal playing, most
-        playing += 1
-        most = max(most, playing)
         await asyncio.sleep(1 + number % 3)
-        playing -= 1
         return number
 
     async def train() -> None:
-        scheduler = Scheduler(steps=20, size=4, max_staleness=4, in_play=5)
-        for _ in range(20):
+        scheduler = Scheduler(steps=20, size=4, max_staleness=4, steps_ahead=steps_ahead)
+        for step in range(1, 21):
             await scheduler.next_step(play)
+            await asyncio.sleep(100)
+            if step >= 5:  # when the first step waited, more were started
+                assert scheduler.started - scheduler.taken == 4 * min(steps_ahead, 20 - step)
 
     simulated_time.run(train())
-    assert most == 5
 
 
 def test_what_playing_raises_reaches_the_step():
@@ -164,7 +183,7 @@ def test_what_playing_raises_reaches_the_step():
         return number
 
     async def train() -> None:
-        scheduler = Scheduler(steps=2, size=2, max_staleness=4, in_play=8)
+        scheduler = Scheduler(steps=2, size=2, max_staleness=4, steps_ahead=1)
         assert await scheduler.next_step(play) == [0, 1]
         with pytest.raises(ZeroDivisionError):
             await scheduler.next_step(play)

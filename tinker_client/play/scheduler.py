@@ -11,10 +11,10 @@ it, since every step takes at least its number of groups, and step c at least th
 guess at how long an episode lasts is needed, and nothing has to be thrown away afterwards.
 
 How far ahead. The bound alone would be reached by every group wherever training is the slower side: whatever has ended
-waits for it. So sampling stops earlier, with the groups of `steps_ahead` steps in hand. While a step trains that is all
-that was started; then the staleness is `steps_ahead` where training is slower. While a step waits for groups, sampling
-is slower: then what has ended behind a group that is still played does not count, since another is started in its place
-to keep the server busy. That goes on behind long episodes until the bound ends it.
+waits for it. So sampling stops earlier, with the groups of `steps_ahead` steps in hand. While a step trains all that
+wait for it count, so that the staleness becomes `steps_ahead` where training is slower. While a step waits for groups,
+sampling is slower: then what has ended behind a group that is still played does not count, since another is started in
+its place to keep the server busy. That goes on behind long episodes until the bound ends it.
 """
 
 import asyncio
