@@ -7,10 +7,10 @@ splits a shorter sum in parts that depend on its length (measured with torch 2.1
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from server.local.model import Attend, Snapshot
 KEYS = 32
 MIN_KEYS = 384
 QUERY_ROWS = 4
+# Adjacent slots are attended to in one product unless that computes more surplus keys than a call of its own costs:
+# about 30 us, in which some 18,000 values (keys times their width) are attended to.
+SURPLUS_VALUES = 18_000
 CAPACITY_STEP = 256  # tokens by which the room of all slots grows at a time
 FIRST_SLOTS = 8
 
@@ -86,7 +89,7 @@ class _Slab:
     def reading(self, slot: int, start: int, tokens: int, rows: int) -> Attend:
         """Attention of `tokens` consecutive tokens of one slot from position `start` on, padded to `rows` rows."""
         shape, end = self._shape, start + tokens
-        keys_seen = max(MIN_KEYS, round_up(end, KEYS))
+        keys_seen = _padded_keys(end)
         future = torch.arange(keys_seen) > torch.arange(start, start + rows)[:, None]
         mask = torch.zeros(rows, keys_seen).masked_fill_(future, -torch.inf).repeat_interleave(shape.group, dim=0)
 
@@ -110,21 +113,23 @@ class _Slab:
         size = (self.slots, shape.kv_heads, round_up(shape.group, QUERY_ROWS), shape.head_dim)
         queries_of, seen_of = torch.zeros(size), torch.zeros(size)
         lengths = dict(zip(slots, (position + 1 for position in positions), strict=True))
-        runs = [(first, last, _run_mask(lengths, first, last, shape.kv_heads)) for first, last in _runs(lengths)]
+        surplus = SURPLUS_VALUES // (shape.kv_heads * shape.head_dim)
+        runs = [(run, run.mask(lengths, shape.kv_heads)) for run in _runs(lengths, surplus)]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             all_keys, all_values = self._keys[layer], self._values[layer]
             all_keys[index, :, position] = keys
             all_values[index, :, position] = values
             queries_of[index, :, : shape.group] = queries.view(rows, shape.kv_heads, shape.group, shape.head_dim)
-            for first, last, mask in runs:
-                keys_seen = mask.shape[-1]
-                seen_of[first:last] = _attention(
-                    queries_of[first:last].flatten(0, 1),
-                    all_keys[first:last].flatten(0, 1)[:, :keys_seen],
-                    all_values[first:last].flatten(0, 1)[:, :keys_seen],
+            for run, mask in runs:
+                own = slice(run.first, run.last)
+                seen = _attention(
+                    queries_of[own].flatten(0, 1),
+                    all_keys[own].flatten(0, 1)[:, : run.keys],
+                    all_values[own].flatten(0, 1)[:, : run.keys],
                     mask,
-                ).view_as(seen_of[first:last])
+                )
+                seen_of[own] = seen.view_as(seen_of[own])
             return seen_of[index, :, : shape.group].reshape(rows, shape.heads * shape.head_dim)
 
         return attend
@@ -136,23 +141,37 @@ def _attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> T
     return torch.bmm(scores.softmax(dim=-1), values)
 
 
-def _runs(slots: dict[int, int]) -> list[tuple[int, int]]:
-    """The numbers of `slots` as ranges [first, last) of adjacent ones."""
-    runs: list[tuple[int, int]] = []
-    for slot in sorted(slots):
-        if runs and runs[-1][1] == slot:
-            runs[-1] = (runs[-1][0], slot + 1)
-        else:
-            runs.append((slot, slot + 1))
+class _Run(NamedTuple):
+    """Adjacent slots [first, last), attended to in one product over `keys` keys."""
+
+    first: int
+    last: int
+    keys: int
+
+    def mask(self, lengths: Mapping[int, int], kv_heads: int) -> Tensor:
+        """0 for keys that a slot has, -inf for the others: [slots * kv_heads, 1, keys]."""
+        own = torch.tensor([lengths[slot] for slot in range(self.first, self.last)])
+        mask = torch.zeros(len(own), self.keys).masked_fill_(torch.arange(self.keys) >= own[:, None], -torch.inf)
+        return mask.repeat_interleave(kv_heads, dim=0)[:, None]
+
+
+def _runs(lengths: Mapping[int, int], split: float) -> list[_Run]:
+    """Slots, given with their lengths, as runs. A run ends where more than `split` surplus keys would be computed."""
+    runs: list[_Run] = []
+    for slot in sorted(lengths):
+        keys = _padded_keys(lengths[slot])
+        if runs and runs[-1].last == slot:
+            run = runs[-1]
+            before, most = slot - run.first, max(run.keys, keys)
+            if before * (most - run.keys) + most - keys <= split:
+                runs[-1] = _Run(run.first, slot + 1, most)
+                continue
+        runs.append(_Run(slot, slot + 1, keys))
     return runs
 
 
-def _run_mask(lengths: dict[int, int], first: int, last: int, kv_heads: int) -> Tensor:
-    """0 for keys that a slot of the run has, -inf for the others: [slots * kv_heads, 1, keys]."""
-    own = torch.tensor([lengths[slot] for slot in range(first, last)])
-    keys = torch.arange(max(MIN_KEYS, round_up(int(own.max()), KEYS)))
-    mask = torch.zeros(len(own), len(keys)).masked_fill_(keys >= own[:, None], -torch.inf)
-    return mask.repeat_interleave(kv_heads, dim=0)[:, None]
+def _padded_keys(length: int) -> int:
+    return max(MIN_KEYS, round_up(length, KEYS))
 
 
 @dataclass(eq=False)

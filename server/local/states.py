@@ -1,7 +1,7 @@
-"""An adapter on disk: a PEFT adapter, which sampling needs, and with Adam's state beside it what training goes on from.
+"""An adapter on disk: PEFT's form, which samplers load, and with Adam's state beside it what training goes on from.
 
-Both are a tar.gz archive where SkyRL expects one, holding `adapter_model.safetensors` and `adapter_config.json`; a
-training state holds `optimizer.safetensors` too. An archive appears under its name only when it is whole.
+Both are a tar.gz archive where SkyRL expects one. It holds `adapter_model.safetensors` and `adapter_config.json`, and
+that of a training state `optimizer.safetensors` and `base_model.json`. It gets its name only when it is whole.
 """
 
 import gzip
@@ -12,7 +12,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 
 from tinker_client.errors import UserError
 
-WEIGHTS, CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+OPTIMIZER, BASE_MODEL = "optimizer.safetensors", "base_model.json"
 _PREFIX = "base_model.model."  # PEFT's, before the path of every tensor
-_FINGERPRINT = "base_model_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class AdapterState:
 
 def write_training_state(path: Path, state: AdapterState, base: BaseModel) -> None:
     """Write the archive of a training state."""
-    _write(path, _adapter_files(state, base) | {OPTIMIZER: save(_contiguous(state.optimizer))})
+    files = {OPTIMIZER: save(_contiguous(state.optimizer)), BASE_MODEL: json.dumps(asdict(base)).encode()}
+    _write(path, _adapter_files(state, base) | files)
 
 
 def write_sampler_weights(path: Path, state: AdapterState, base: BaseModel) -> None:
@@ -74,7 +75,7 @@ def read_training_state(path: Path, base: BaseModel, rank: int, alpha: float) ->
     name = f"{path.parent.name}/{path.name}"
     try:
         # All of the archive is read before any of it is used: that is what checks gzip's checksum.
-        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(path.read_bytes()))) as tar:
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(path.read_bytes())), mode="r:") as tar:
             files = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
             content = {file: stream.read() for file, stream in files.items() if stream is not None}
         config = json.loads(content[CONFIG])
@@ -82,14 +83,13 @@ def read_training_state(path: Path, base: BaseModel, rank: int, alpha: float) ->
         state = AdapterState(
             config["r"], config["lora_alpha"], {k.removeprefix(_PREFIX): t for k, t in weights.items()}, optimizer
         )
-        fingerprint = config[_FINGERPRINT]
+        trained_on = BaseModel(**json.loads(content[BASE_MODEL]))
     except FileNotFoundError as error:
         raise UserError(f"there is no state {name}: was it deleted?") from error
-    except (OSError, EOFError, zlib.error, tarfile.TarError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the state {name} is damaged ({error}): load another one") from error
-    if fingerprint != base.fingerprint:
-        trained_on = config["base_model_name_or_path"]
-        raise UserError(f"the state {name} belongs to another base model: start the server with {trained_on}")
+    if trained_on.fingerprint != base.fingerprint:
+        raise UserError(f"the state {name} belongs to another base model: start the server with {trained_on.name}")
     if (state.rank, state.alpha) != (rank, alpha):
         raise UserError(
             f"the state {name} has LoRA rank {state.rank} and alpha {state.alpha}, the model rank {rank} and alpha "
@@ -110,7 +110,6 @@ def _adapter_files(state: AdapterState, base: BaseModel) -> dict[str, bytes]:
         "target_modules": modules,
         "bias": "none",
         "inference_mode": True,
-        _FINGERPRINT: base.fingerprint,
     }
     weights = {f"{_PREFIX}{path}": tensor for path, tensor in state.weights.items()}
     return {

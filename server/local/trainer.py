@@ -134,18 +134,22 @@ class Trainer:
 
     def logprobs(self, name: str, data: Sequence[Datum]) -> list[Tensor]:
         """The logprobs of the targets, one tensor [targets] a datum."""
+        loss = Loss("cross_entropy")
+        self._check(data, loss)
         with torch.no_grad():
-            return self._pass(name, data, Loss("cross_entropy")).logprobs
+            return self._pass(name, data, loss).logprobs
 
     def accumulate(self, name: str, data: Sequence[Datum], loss: Loss) -> TokenResults:
         """Add the gradient of the sum of the tokens' weighted losses to what earlier calls left for the next step.
 
-        Raises NonFiniteError if the loss or the gradient with respect to the logprobs is not finite. Then the next
-        `step` raises it too and drops the gradients of all calls before it.
+        Raises UserError for a datum that cannot be computed, and then adds nothing. Raises NonFiniteError if the loss
+        or its gradient is not finite. Then, as after any other failure halfway, the next `step` raises NonFiniteError
+        too and drops the gradients of all calls before it.
         """
+        self._check(data, loss)
         try:
             return self._pass(name, data, loss)
-        except NonFiniteError as error:
+        except Exception as error:
             self._adapters[name].failure = str(error)
             raise
 
@@ -214,8 +218,6 @@ class Trainer:
             yield f"{path}.lora_B.weight", pair.b
 
     def _pass(self, name: str, data: Sequence[Datum], loss: Loss) -> TokenResults:
-        for datum in data:
-            self._check(datum, loss)
         if self._active != name:
             set_adapter(self._base, name)
             self._active = name
@@ -272,22 +274,23 @@ class Trainer:
     def _target_logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return -F.cross_entropy(self._head(hidden), targets, reduction="none")
 
-    def _check(self, datum: Datum, loss: Loss) -> None:
-        """Raises UserError for a datum that cannot be computed."""
-        config = self._base.config
-        wanted = {"target_tokens": datum.targets, "weights": datum.weights}
-        if loss.is_policy_loss:
-            wanted |= {"logprobs": datum.sampled, "advantages": datum.advantages}
-        for field, values in wanted.items():
-            if len(values) != len(datum.inputs):
-                raise UserError(f"a datum has {len(datum.inputs)} input tokens, but {field} of length {len(values)}")
-        if not 0 < len(datum.inputs) <= config.max_position_embeddings:
-            raise UserError(
-                f"a datum has {len(datum.inputs)} tokens: the model reads 1 to {config.max_position_embeddings}"
-            )
-        for tokens in (datum.inputs, datum.targets):
-            if min(tokens) < 0 or max(tokens) >= config.vocab_size:
-                raise UserError(f"a datum has a token outside the vocabulary of {config.vocab_size}")
+    def _check(self, data: Sequence[Datum], loss: Loss) -> None:
+        for datum in data:
+            _check_datum(datum, loss, self._base.config.vocab_size, self._base.config.max_position_embeddings)
+
+
+def _check_datum(datum: Datum, loss: Loss, vocabulary: int, context: int) -> None:
+    wanted = {"target_tokens": datum.targets, "weights": datum.weights}
+    if loss.is_policy_loss:
+        wanted |= {"logprobs": datum.sampled, "advantages": datum.advantages}
+    for field, values in wanted.items():
+        if len(values) != len(datum.inputs):
+            raise UserError(f"a datum has {len(datum.inputs)} input tokens, but {field} of length {len(values)}")
+    if not 0 < len(datum.inputs) <= context:
+        raise UserError(f"a datum has {len(datum.inputs)} tokens: the model reads 1 to {context}")
+    for tokens in (datum.inputs, datum.targets):
+        if min(tokens) < 0 or max(tokens) >= vocabulary:
+            raise UserError(f"a datum has a token outside the vocabulary of {vocabulary}")
 
 
 class _Packed:

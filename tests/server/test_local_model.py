@@ -1,6 +1,7 @@
 """Loading a base model for the local engine, and its sampling forward pass against transformers'."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def test_replies_have_the_logprobs_of_transformers_and_peft(architecture: str, t
                 torch.testing.assert_close(prompt, expected[: len(tokens) - 1], atol=1e-4, rtol=0)
             tokens = tokens + reply.tokens + [rng.randrange(VOCABULARY) for _ in range(9)]
     sampler.close()
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_equal_bits_with_any_number_of_heads(architecture: str, tmp_path: Path) -> None:
+    """Of a conversation in company, whose turns are cached, and of one that is read at once."""
+    base = load_base(save_random(CONFIGS[architecture], tmp_path))
+    rng = random.Random(0)
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in (1, 13, 40, 200, 390)]
+    in_company, alone = Sampler(base), Sampler(base)
+    for turn in range(3):
+        requests = [SampleRequest(prompt, 15, turn, BASE) for prompt in prompts]
+        futures = [in_company.submit(request) for request in requests]
+        replies = [future.result() for future in futures]
+        for request, reply in zip(requests, replies, strict=True):
+            other_weights = Snapshot({}, scaling=1.0)  # the same numbers, but none of its keys are cached
+            assert alone.submit(replace(request, snapshot=other_weights)).result() == reply
+        prompts = [prompt + reply.tokens + [turn] for prompt, reply in zip(prompts, replies, strict=True)]
+    in_company.close()
+    alone.close()
 
 
 def test_base_is_float32_and_without_gradients(tmp_path: Path) -> None:

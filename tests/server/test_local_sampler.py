@@ -53,7 +53,7 @@ def mixed_requests(snapshots: list[Snapshot], number: int) -> list[SampleRequest
     rng = random.Random(5)
     requests = []
     for seed in range(number):
-        length = rng.choice([1, 7, 30, 90, 300, 420])
+        length = rng.choice([1, 7, 30, 30, 60, 90, 400])
         prompt = [rng.randrange(3, 640) for _ in range(length)]
         requests.append(
             SampleRequest(
