@@ -23,6 +23,8 @@ from tinker_client.evaluation.render import print_tables, to_csv, to_html, to_ma
 from tinker_client.evaluation.scope import scope
 from tinker_client.evaluation.tables import main_results, tables
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 
 def test_every_measure_counts_what_it_says_and_up_to_the_budget_only():
     run = evaluation(
@@ -258,3 +260,21 @@ def test_the_report_command_needs_the_episodes_only(tmp_path: Path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "sft"]
     with pytest.raises(UserError, match="every episode of broken broke"):
         load_evaluations([str(write(tmp_path / "broken", [row("a", "broken")]))])
+
+
+def test_results_of_the_first_format_are_still_reported_on(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)  # the paths in their config.json start here
+    names = ("base", "sft", "sft_grpo")
+    models = load_evaluations([f"{name}=results/smollm2/eval/{name}-easy" for name in names])
+    assert [measure(model, {e.task_id for e in model.episodes}, 12, k=1).success.value for model in models] == [
+        0,
+        9 / 24,
+        8 / 24,
+    ]
+    shown = {table.key: table for table in tables(scope(models))}
+    assert {row.cells[2] for row in shown["main_results"].rows} == set(names)
+    grpo, sft = training_runs(models[2].source, models[2].state)
+    assert [(run.run_dir.name, run.steps, run.trained) for run in (grpo, sft)] == [
+        ("sft_grpo", 2, 2732),
+        ("sft", 140, 59850),
+    ]
