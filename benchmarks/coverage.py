@@ -6,6 +6,7 @@ first one is hard for it too, or has nothing to do with it. A percentile bootstr
 rate's interval and a t interval over tasks beside the difference's, the same data for both.
 """
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Found:
     width: float
 
 
+@functools.cache
 def chances(rate: float, correlation: float) -> Floats:
     """The chances of success at `QUANTILES` of the tasks, with mean `rate`."""
     if correlation == 0.0:

@@ -68,8 +68,8 @@ def what_was_run(what: Scope) -> Table:
             by_setting.setdefault(played_with, []).append(Row((*played_with, *cells)))
     columns = (
         Column("turns"), Column("temperature", "g"), Column("reply tokens"), Column("thinking"),
-        Column("model"), Column("base model"), Column("state", long=True), Column("rollouts"), Column("commit"),
-        Column("directory", long=True),
+        Column("model"), Column("base model"), Column("state", long=True), Column("rollouts"),
+        Column("commit", long=True), Column("directory", long=True),
     )  # fmt: skip
     note = (
         "turns, reply tokens: the most that an episode and a reply could have. rollouts: episodes of each task. "
