@@ -105,12 +105,12 @@ class ReportConfig:
     """Report on evaluations: the post's tables, each number beside the post's where it gives one."""
 
     evaluations: tyro.conf.Positional[tuple[str, ...]]
-    """Evaluation directories, as DIR or NAME=DIR; those of one NAME are one model's. The post's numbers appear beside
-    models called base, grpo, sft_round1, sft and sft_grpo."""
+    """Evaluation directories, as DIR or NAME=DIR; those of one NAME are one model's, played under the same conditions.
+    The post's numbers appear beside models called base, grpo, sft_round1, sft and sft_grpo."""
     depths: tuple[int, ...] | None = None
     """Count tasks of these depths only."""
     budgets: tuple[int, ...] | None = None
-    """Turns to report at. Default: 75, 150 and the turns that were played, as far as that goes."""
+    """Turns to report at. Default: those that each evaluation was played with, and 75 and 150 as far as that goes."""
     pass_at: Count | None = None
     """The k of pass@k. Default: the episodes of a task."""
     out: Path | None = None
@@ -205,9 +205,9 @@ def report(config: ReportConfig) -> None:
     console = Console()
     what = scope(load_evaluations(config.evaluations, config.depths), config.budgets, config.pass_at)
     print_tables(tables(what), console)
-    for directory in (directory for evaluation in what.evaluations for directory in evaluation.directories):
-        if not (directory / "summary.json").exists():
-            console.print(f"[yellow]warning:[/] {escape(str(directory))} is not finished, and short episodes end first")
+    for path in (directory.path for evaluation in what.evaluations for directory in evaluation.directories):
+        if not (path / "summary.json").exists():
+            console.print(f"[yellow]warning:[/] {escape(str(path))} is not finished, and short episodes end first")
     if config.out is not None:
         from tinker_client.evaluation.page import write_report  # noqa: PLC0415 - matplotlib, which nothing else needs
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from textcraft import load_tasks
 from textcraft.facts import ideal_run
-from tinker_client.evaluation.episodes import Evaluation, played
+from tinker_client.evaluation.episodes import Conditions, Evaluation, played
 
 HARD = load_tasks("val", "hard")
 FIT_75 = [task for task in HARD if ideal_run(task).turns <= 75]
@@ -46,7 +46,7 @@ def row(
 def evaluation(rows: Sequence[dict], name: str = "run", max_turns: int = 150, source: str | None = None) -> Evaluation:
     broken = tuple(row["task_id"] for row in rows if row["end"] == "broken")
     episodes = tuple(played(row) for row in rows if row["end"] != "broken")
-    return Evaluation(name, (), episodes, broken, max_turns, source=source)
+    return Evaluation(name, (), episodes, broken, Conditions(max_turns, source=source))
 
 
 def write(path: Path, rows: Sequence[dict], **flags: object) -> Path:
@@ -56,7 +56,9 @@ def write(path: Path, rows: Sequence[dict], **flags: object) -> Path:
     return path
 
 
-def quarter(name: str, tasks: Sequence, *, skill: float, episodes: int = 4) -> Evaluation:
+def quarter(
+    name: str, tasks: Sequence, *, skill: float, episodes: int = 4, max_turns: int = 150, source: str | None = None
+) -> Evaluation:
     """The first `skill` of the tasks are solved in their ideal number of turns, with a failed craft."""
     rows = [
         row(
@@ -70,4 +72,4 @@ def quarter(name: str, tasks: Sequence, *, skill: float, episodes: int = 4) -> E
         for i, task in enumerate(tasks)
         for episode in range(episodes)
     ]
-    return evaluation(rows, name)
+    return evaluation(rows, name, max_turns, source)

@@ -17,7 +17,8 @@ BUDGETS = (75, 150)
 
 @dataclass(frozen=True, slots=True)
 class IdealRun:
-    """The shortest run of one task that looks every recipe up: breadth-first look-ups, one craft an item, one finish.
+    """The shortest run of one task that looks every recipe up and asks only for names that it has seen: breadth-first
+    look-ups, one craft an item, one finish. Who guesses names, or knows recipes by heart, needs fewer turns.
 
     crafts: craft calls.
     turns: all calls, at one a turn.
@@ -37,7 +38,8 @@ def ideal_run(task: Task) -> IdealRun:
 
 def summarise(runs: Sequence[IdealRun]) -> dict[str, Any]:
     """The figures of some tasks. `fit_B`: ideal runs within B turns. `ceiling_B`: their share, which no policy that
-    looks its recipes up can exceed. `beyond_B`: tasks that not even a policy that knows every recipe can finish in B.
+    looks every recipe up and asks only for names that it has seen can exceed. `beyond_B`: tasks that not even a policy
+    that knows every recipe can finish in B.
     """
     crafts, turns = [run.crafts for run in runs], [run.turns for run in runs]
     figures: dict[str, Any] = {
@@ -94,7 +96,8 @@ def print_facts(figures: dict[str, Any], console: Console) -> None:
         console.print(table)
     console.print(
         "Median and range over tasks of an ideal run: breadth-first look-ups, one craft an item, one finish, one "
-        "call a turn. The share of tasks that fit is the ceiling on success within that budget."
+        "call a turn. The share of tasks that fit is the ceiling on the success of who asks only for names they have "
+        "seen."
     )
     train = figures["train"]["all"]
     for budget in BUDGETS:

@@ -1,7 +1,6 @@
 """The report's pictures: what is drawn is what the statistics say, the same everywhere for a model."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,7 @@ def trained(tmp_path: Path) -> str:
 
 
 def test_training_curves_and_cost_come_from_the_runs_metrics(trained: str):
-    model = replace(quarter("grpo", FIT_75, skill=0.5), source=trained)
+    model = quarter("grpo", FIT_75, skill=0.5, source=trained)
     what = scope([model, quarter("base", FIT_75, skill=0.25)])
     (curves,) = training_curves(what)
     assert curves.key == "training_grpo"
@@ -75,6 +74,13 @@ def test_training_curves_and_cost_come_from_the_runs_metrics(trained: str):
     points = {bars.get_label(): bars.lines[0].get_xydata()[0].tolist() for bars in cost.figure.axes[0].containers}
     assert points == {"grpo": [6.0, 0.5], "base": [0.0, 0.25]}
     assert success_by_cost(scope([quarter("base", FIT_75, skill=0.25)])) is None
+
+
+def test_a_model_with_fewer_turns_is_named_where_it_cannot_be_shown():
+    what = scope([quarter("short", FIT_75, skill=0.5, max_turns=40), quarter("long", FIT_75, skill=0.5)])
+    assert "(not shown: short had 40)" in success_by_depth(what).title
+    assert "not shown" not in success_by_budget(what).title
+    assert {"short", "long"} <= lines(success_by_budget(what).figure).keys()
 
 
 def test_the_legend_stays_inside_the_picture():

@@ -5,7 +5,6 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,10 +153,10 @@ def test_every_number_of_the_post_has_its_words():
 
 
 def test_a_budget_that_was_not_played_is_not_reported():
-    short = replace(quarter("short", FIT_75, skill=0.5), max_turns=40)
+    short = quarter("short", FIT_75, skill=0.5, max_turns=40)
     long = quarter("long", FIT_75, skill=0.5)
     rows = main_results(scope([short, long])).rows
-    assert {(row.cells[1], row.cells[2]) for row in rows} == {(75, "long"), (150, "long")}
+    assert [row.cells[1:3] for row in rows] == [(40, "short"), (40, "long"), (75, "long"), (150, "long")]
     assert {row.cells[1] for row in main_results(scope([short])).rows} == {40}
     assert {row.cells[1] for row in main_results(scope([long], budgets=[10, 60])).rows} == {10, 60}
     with pytest.raises(UserError, match="no evaluation was played with 200 turns"):
@@ -190,7 +189,7 @@ def test_the_cost_follows_a_run_to_the_one_it_started_from(tmp_path: Path):
     assert training_runs(None) == []
     assert training_runs("tinker://m/weights/x") is training_runs(str(tmp_path / "gone")) is None
     for tasks, said in ((FIT_75, (None, 37_600_000)), (FIT_75[:9], None)):
-        models = [replace(quarter("grpo", tasks, skill=0.5), source=grpo), quarter("base", tasks, skill=0.5)]
+        models = [quarter("grpo", tasks, skill=0.5, source=grpo), quarter("base", tasks, skill=0.5)]
         (cost,) = [table for table in tables(scope(models)) if table.key == "training_cost"]
         assert [row.cells[:4] for row in cost.rows] == [("grpo", 3150, 3000, 150)]
         assert (cost.rows[0].post and cost.rows[0].post[:2]) == said
@@ -198,16 +197,14 @@ def test_the_cost_follows_a_run_to_the_one_it_started_from(tmp_path: Path):
 
 def test_directories_of_one_name_are_one_model(tmp_path: Path):
     one = write(tmp_path / "one", [row("a", "success"), row("b", "out_of_turns")])
-    two = write(tmp_path / "two", [row("c", "success"), row("b", "broken", episode=1)], max_turns=75)
+    two = write(tmp_path / "two", [row("c", "success"), row("b", "broken", episode=1)])
     (sft,) = load_evaluations([f"sft={one}", f"sft={two}"])
-    assert (sft.name, len(sft.episodes), sft.broken, sft.max_turns) == ("sft", 3, ("b",), 75)
+    assert (sft.name, len(sft.episodes), sft.broken, sft.max_turns) == ("sft", 3, ("b",), 150)
     assert [e.name for e in load_evaluations([str(one), str(two)])] == ["one", "two"]
     again = write(tmp_path / "other" / "one", [row("a", "success")], checkpoint="runs/sft")
     assert [e.name for e in load_evaluations([str(one), str(again)])] == [str(one), str(again)]
     with pytest.raises(UserError, match="two directories of sft hold task a"):
         load_evaluations([f"sft={one}", f"sft={again}"])
-    with pytest.raises(UserError, match="of different models"):
-        load_evaluations([f"sft={two}", f"sft={again}"])
     with pytest.raises(UserError, match="holds no episodes"):
         load_evaluations([str(one)], depths=[2])
 
@@ -278,3 +275,120 @@ def test_results_of_the_first_format_are_still_reported_on(monkeypatch):
         ("sft_grpo", 2, 2732),
         ("sft", 140, 59850),
     ]
+
+
+def test_the_report_says_what_was_run(tmp_path: Path, capsys):
+    """Two directories of format 1 and one of format 2, which was resumed."""
+    rows = [row(task.id, "success", depth=task.depth) for task in FIT_75[:2]]
+    flags = {"temperature": 0.5, "max_reply_tokens": 96, "rollouts": 1, "backend": {"thinking": True, "model": None}}
+    state = "tinker://model_1/weights/step_000007"
+    one = write(tmp_path / "one", rows[:1], **flags)
+    two = write(tmp_path / "two", rows[1:], **flags)
+    for path in (one, two):
+        config = json.loads((path / "config.json").read_text())
+        config |= {"git_commit": "a" * 40, "git_changed": True, "server": {"model": "Qwen", "state_path": state}}
+        (path / "config.json").write_text(json.dumps(config))
+    short = write(tmp_path / "short", rows, **flags | {"max_turns": 40, "temperature": 1.0})
+    config = json.loads((short / "config.json").read_text())
+    sessions = [{"git_commit": letter * 40, "git_changed": False} for letter in "bcc"]
+    config |= {"run_format": 2, "sessions": sessions, "server": {"model": "tiny", "state_path": None}}
+    (short / "config.json").write_text(json.dumps(config))
+    names = (f"sft={one}", f"sft={two}", f"short={short}")
+    evaluate.report(evaluate.ReportConfig(evaluations=names, out=tmp_path / "report"))
+    assert "turns 40, temperature 1, reply tokens 96, thinking on" in capsys.readouterr().out
+    with (tmp_path / "report" / "what_was_run.csv").open() as file:
+        found = list(csv.DictReader(file))
+    sft = {
+        "source": "measured", "turns": "150", "temperature": "0.5", "reply tokens": "96", "thinking": "on",
+        "model": "sft", "base model": "Qwen", "state": state, "rollouts": "1", "commit": "aaaaaaa+",
+    }  # fmt: skip
+    of_short = sft | {
+        "turns": "40", "temperature": "1.0", "model": "short", "base model": "tiny", "state": "untrained",
+        "commit": "bbbbbbb, ccccccc",
+    }  # fmt: skip
+    assert found == [
+        {**sft, "directory": str(one)},
+        {**sft, "directory": str(two)},
+        {**of_short, "directory": str(short)},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [
+        ({"server": {"model": "other", "state_path": None}}, "model tiny in .*one, other in .*two"),
+        (
+            {"server": {"model": "tiny", "state_path": "tinker://m/weights/x"}},
+            "state None in .*one, tinker://m/weights/x",
+        ),
+        ({"temperature": 0.5}, "temperature 1.0 in .*one, 0.5 in .*two"),
+        ({"max_turns": 75}, "max turns 150 in .*one, 75 in"),
+        ({"max_reply_tokens": 96}, "max reply tokens 512 in .*one, 96 in"),
+        ({"backend": {"thinking": True}}, "thinking False in .*one, True in"),
+        ({"rollouts": 4}, "rollouts 1 in .*one, 4 in"),
+        ({"checkpoint": "runs/sft"}, "source None in .*one, runs/sft in"),
+    ],
+)
+def test_directories_that_were_not_played_alike_are_not_one_model(tmp_path: Path, difference: dict, said: str):
+    flags = {"temperature": 1.0, "max_reply_tokens": 512, "rollouts": 1, "backend": {"thinking": False}}
+    paths = [write(tmp_path / name, [row(name, "success")], **flags) for name in ("one", "two")]
+    for path, changes in zip(paths, ({}, difference), strict=True):
+        config = json.loads((path / "config.json").read_text()) | {"server": {"model": "tiny", "state_path": None}}
+        server = changes.get("server", config["server"])
+        changed = {name: value for name, value in changes.items() if name != "server"}
+        (path / "config.json").write_text(json.dumps(config | {"server": server, "flags": config["flags"] | changed}))
+    names = tuple(f"sft={path}" for path in paths)
+    with pytest.raises(UserError, match=rf"two directories of sft were not played alike \({said}.*different names"):
+        evaluate.report(evaluate.ReportConfig(evaluations=names))
+
+
+def test_a_model_with_fewer_turns_than_the_tables_is_named(tmp_path: Path, capsys):
+    rows = [row(task.id, "success", depth=task.depth) for task in FIT_75[:3]]
+    short, long = (write(tmp_path / name, rows, max_turns=turns) for name, turns in (("short", 40), ("long", 150)))
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(short), str(long))))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "turns 40 model success ceiling episodes" in out
+    assert "In no other table" not in out
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(short), str(long)), budgets=(75,)))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "In no other table, since it had fewer turns than they are about: short." in out
+
+
+def test_pass_at_k_says_over_which_tasks_it_is(tmp_path: Path, capsys):
+    tasks = FIT_75[:12]
+    rows = [
+        row(task.id, "broken" if i == j == 1 else "success", depth=task.depth, episode=j)
+        for i, task in enumerate(tasks)
+        for j in range(2)
+    ]
+    whole, broken = [r | {"end": "success"} for r in rows], rows
+    paths = [write(tmp_path / name, of) for name, of in (("base", whole), ("sft", broken))]
+    evaluate.report(evaluate.ReportConfig(evaluations=tuple(map(str, paths)), out=tmp_path / "report", budgets=(150,)))
+    assert f"Not in pass@2, since episodes broke: sft {tasks[1].id}." in " ".join(capsys.readouterr().out.split())
+    with (tmp_path / "report" / "main_results.csv").open() as file:
+        assert [(row["model"], row["over"]) for row in csv.DictReader(file)] == [("base", ""), ("sft", "11")]
+    every = [r | {"end": "broken"} if r["episode"] else r for r in rows]
+    evaluate.report(evaluate.ReportConfig(evaluations=(f"sft={write(tmp_path / 'every', every)}",), pass_at=2))
+    assert f"{sorted(task.id for task in tasks)[7]} and 4 more." in " ".join(capsys.readouterr().out.split())
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(paths[0]),)))
+    assert "over" not in capsys.readouterr().out.split("Success\n")[1].split("\n")[1]
+
+
+def test_a_hundred_episodes_of_one_task_are_not_a_hundred_trials(tmp_path: Path):
+    """The command line: one task played 100 times and nine once each say little about other tasks."""
+    rows = [row(FIT_75[0].id, "success", depth=7, episode=i) for i in range(100)]
+    rows += [row(task.id, "success" if i < 5 else "out_of_turns", depth=7) for i, task in enumerate(FIT_75[1:10])]
+    run = write(tmp_path / "run", rows)
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(run),), budgets=(150,), out=tmp_path / "report"))
+    with (tmp_path / "report" / "main_results.csv").open() as file:
+        (found,) = csv.DictReader(file)
+    assert float(found["success high"]) - float(found["success low"]) > 0.7
+
+
+def test_the_ceiling_says_what_it_counts(tmp_path: Path, capsys):
+    run = write(tmp_path / "run", [row(FIT_75[0].id, "success")])
+    evaluate.report(evaluate.ReportConfig(evaluations=(str(run),), out=tmp_path / "report"))
+    said = "asks only for names it has seen"
+    assert said in " ".join(capsys.readouterr().out.split())
+    for file in ("tables.md", "report.html"):
+        assert said in (tmp_path / "report" / file).read_text()

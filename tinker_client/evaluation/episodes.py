@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +43,59 @@ class Played:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """What was played and how. What is not on record is None.
+
+    player: as `evaluate.py --player` takes it. model: the base model's name on its server.
+    source: what was evaluated, a run directory or a state path; None is the base model.
+    state: the state path that `source` meant when it was evaluated.
+    max_turns: the budget that the episodes had. max_reply_tokens: the cap on one reply. rollouts: episodes a task.
+    """
+
+    max_turns: int
+    player: str = "model"
+    model: str | None = None
+    source: str | None = None
+    state: str | None = None
+    temperature: float | None = None
+    max_reply_tokens: int | None = None
+    thinking: bool | None = None
+    rollouts: int | None = None
+
+
+@dataclass(frozen=True)
+class Directory:
+    """One directory of an evaluation, and the commits of this project that played it, a + after one with changes."""
+
+    path: Path
+    commits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """What one model played.
+    """What one model played, the same way in each of the directories.
 
     broken: the task of each episode that the server failed and that was not played again.
-    max_turns: the budget that the episodes had. player: as `evaluate.py --player` takes it.
-    source: what was evaluated, a run directory or a state path; None is the base model.
-    state: the state path that `source` meant when it was evaluated, if that is on record.
     """
 
     name: str
-    directories: tuple[Path, ...]
+    directories: tuple[Directory, ...]
     episodes: tuple[Played, ...]
     broken: tuple[str, ...]
-    max_turns: int
-    player: str = "model"
-    source: str | None = None
-    state: str | None = None
+    conditions: Conditions
+
+    @property
+    def max_turns(self) -> int:
+        """The budget that the episodes had."""
+        return self.conditions.max_turns
 
 
 def load_evaluations(arguments: Sequence[str], depths: Sequence[int] | None = None) -> list[Evaluation]:
     """The evaluations that `[NAME=]DIRECTORY ...` names; directories with the same name are one model's.
 
     A directory without a name has its folder's. `depths` keeps the tasks of these depths only.
-    Raises UserError if a directory holds no episodes, or two of one model hold the same task or other models.
+    Raises UserError if a directory holds no episodes, or two of one model hold the same task or were played under other
+    conditions.
     """
     folders: dict[str, list[Path]] = {}
     names = [_split_name(argument) for argument in arguments]
@@ -140,15 +169,15 @@ def _split_name(argument: str) -> tuple[str | None, Path]:
     return None, Path(argument)
 
 
-def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) -> Evaluation:
+def _load(name: str, paths: Sequence[Path], depths: Sequence[int] | None) -> Evaluation:
     episodes: dict[tuple[str, int], Played] = {}
-    broken, models, budgets = [], [], []
-    for directory in directories:
-        config = read_config(directory) or {}
-        flags, state = config.get("flags", {}), (config.get("server") or {}).get("state_path")
-        rows = [row for row in latest_rows(directory) if depths is None or row["depth"] in depths]
+    broken: list[str] = []
+    directories: list[Directory] = []
+    conditions: list[Conditions] = []
+    for path in paths:
+        rows = [row for row in latest_rows(path) if depths is None or row["depth"] in depths]
         if not rows:
-            raise UserError(f"{directory} holds no episodes to report on: run evaluate.py --run-dir {directory} first")
+            raise UserError(f"{path} holds no episodes to report on: run evaluate.py --run-dir {path} first")
         for row in rows:
             key = row["task_id"], row["episode"]
             if key in episodes:
@@ -157,10 +186,43 @@ def _load(name: str, directories: Sequence[Path], depths: Sequence[int] | None) 
                 broken.append(row["task_id"])
             else:
                 episodes[key] = played(row)
-        models.append((flags.get("player", "model"), flags.get("checkpoint"), state))
-        budgets.append(flags.get("max_turns") or max(len(row["turns"]) for row in rows))
+        config = read_config(path) or {}
+        directories.append(Directory(path, _commits(config)))
+        conditions.append(_conditions(config, longest=max(len(row["turns"]) for row in rows)))
+        _check_alike(name, paths, conditions)
     if not episodes:
         raise UserError(f"every episode of {name} broke with the server: play them again with evaluate.py --resume")
-    if len(set(models)) > 1:
-        raise UserError(f"the directories of {name} are of different models: give them different names")
-    return Evaluation(name, tuple(directories), tuple(episodes.values()), tuple(broken), min(budgets), *models[0])
+    return Evaluation(name, tuple(directories), tuple(episodes.values()), tuple(broken), conditions[0])
+
+
+def _conditions(config: Row, longest: int) -> Conditions:
+    """What an evaluation's config.json says; `longest`, its turns, stand in for a budget that is not on record."""
+    flags, server = config.get("flags", {}), config.get("server") or {}
+    backend = flags.get("backend", {})
+    return Conditions(
+        max_turns=flags.get("max_turns") or longest,
+        player=flags.get("player", "model"),
+        model=server.get("model") or backend.get("model"),
+        source=flags.get("checkpoint"),
+        state=server.get("state_path"),
+        temperature=flags.get("temperature"),
+        max_reply_tokens=flags.get("max_reply_tokens"),
+        thinking=backend.get("thinking"),
+        rollouts=flags.get("rollouts"),
+    )
+
+
+def _check_alike(name: str, paths: Sequence[Path], conditions: Sequence[Conditions]) -> None:
+    """Raises UserError if the last directory was played under other conditions than the first."""
+    for field in fields(Conditions):
+        first, other = (getattr(of_directory, field.name) for of_directory in (conditions[0], conditions[-1]))
+        if first != other:
+            what = f"{field.name.replace('_', ' ')} {first} in {paths[0]}, {other} in {paths[len(conditions) - 1]}"
+            raise UserError(f"two directories of {name} were not played alike ({what}): give them different names")
+
+
+def _commits(config: Row) -> tuple[str, ...]:
+    """The commits of an evaluation's sessions, the same one once; format 1 of a run directory has one session."""
+    sessions = config.get("sessions", [config])
+    named = [f"{s['git_commit'][:7]}{'+' * bool(s.get('git_changed'))}" for s in sessions if s.get("git_commit")]
+    return tuple(dict.fromkeys(named))

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tinker_client.evaluation.cost import training_runs
+from tinker_client.evaluation.cost import RunCost, training_runs
 from tinker_client.evaluation.episodes import Evaluation, fits
 from tinker_client.evaluation.measures import ceiling, outcomes_by_task
 from tinker_client.evaluation.scope import Scope, TaskSet
@@ -29,6 +29,7 @@ _COLOURS = ("#000000", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#D55E00", "#
 _LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 _MARKERS = "osD^vPX"
 _CEILING, _CEILING_LABEL = "0.45", "ceiling (ideal run)"
+_IDEAL_RUN = "The ideal run asks only for names it has seen"
 
 _CURVES = (
     ("Success by depth", "success rate", "success/depth_"),
@@ -86,7 +87,8 @@ def success_by_budget(what: Scope) -> Picture:
         axes.set(title=tasks.label, xlabel="turns allowed", xlim=(0, 1.02 * longest))
         _rate_axis(axes)
     _legend(figure, all_axes)
-    return Picture("success_by_budget", "Success against the turns allowed, with 95 % intervals", figure)
+    title = f"Success against the turns allowed, with 95 % intervals. {_IDEAL_RUN}"
+    return Picture("success_by_budget", title, figure)
 
 
 def success_by_depth(what: Scope) -> Picture:
@@ -107,15 +109,16 @@ def success_by_depth(what: Scope) -> Picture:
     axes.set(title=f"within {budget} turns", xlabel="depth of the task", xlim=(-0.5, len(what.depths) - 0.5))
     _rate_axis(axes)
     _legend(figure, [axes])
-    return Picture("success_by_depth", f"Success by depth within {budget} turns, with 95 % intervals", figure)
+    title = f"Success by depth within {budget} turns, with 95 % intervals{_left_out(what)}. {_IDEAL_RUN}"
+    return Picture("success_by_depth", title, figure)
 
 
 def success_by_cost(what: Scope) -> Picture | None:
     """Success within the longest budget against the tokens trained on; None if no model's cost is known."""
     costs: dict[int, float] = {}
     for number, evaluation in enumerate(what.evaluations):
-        runs = training_runs(evaluation.source, evaluation.state)
-        if runs is not None and evaluation.player == "model":
+        runs = _training_runs(evaluation)
+        if runs is not None and evaluation.conditions.player == "model":
             costs[number] = sum(run.trained for run in runs) / 1e6
     if not any(costs.values()):
         return None
@@ -131,14 +134,13 @@ def success_by_cost(what: Scope) -> Picture | None:
         axes.margins(x=0.1)
         _rate_axis(axes)
     _legend(figure, all_axes)
-    return Picture("success_by_cost", f"Success within {budget} turns against the tokens trained on", figure)
+    title = f"Success within {budget} turns against the tokens trained on{_left_out(what)}"
+    return Picture("success_by_cost", title, figure)
 
 
 def training_curves(what: Scope) -> Iterator[Picture]:
     """The metrics of each run that made one of the models, step by step."""
-    directories = {
-        run.run_dir: None for e in what.evaluations for run in training_runs(e.source, e.state) or [] if run.steps > 0
-    }
+    directories = {run.run_dir: None for e in what.evaluations for run in _training_runs(e) or [] if run.steps > 0}
     for number, directory in enumerate(directories):
         rows = read_rows(directory / "metrics.jsonl")
         curves = [(title, unit, found) for title, unit, name in _CURVES if (found := _series(rows, name))]
@@ -173,6 +175,16 @@ def _series(rows: Sequence[Mapping[str, float | None]], prefix: str) -> dict[str
                 steps.append(int(row["step"] or 0))
                 values.append(value)
     return dict(sorted(found.items()))
+
+
+def _training_runs(evaluation: Evaluation) -> list[RunCost] | None:
+    return training_runs(evaluation.conditions.source, evaluation.conditions.state)
+
+
+def _left_out(what: Scope) -> str:
+    """Which evaluations had fewer turns than the longest budget, for the title of a picture of that budget."""
+    short = [f"{e.name} had {e.max_turns}" for e in what.evaluations if e.max_turns < what.budgets[-1]]
+    return f" (not shown: {', '.join(short)})" if short else ""
 
 
 def _success(evaluation: Evaluation, tasks: TaskSet, budget: int) -> Interval | None:

@@ -25,8 +25,10 @@ class Measures:
     """One model on some tasks within `budget` turns. Means and medians are per episode, NaN without episodes.
 
     episodes: the ones that were played; `broken` ones (the server failed) are in no other number.
-    success_of_all: the success rate if every broken one had failed. pass_at_k: see `statistics.pass_at_k`.
-    ceiling: the share of the tasks whose ideal run fits the budget.
+    success_of_all: the success rate if every broken one had failed.
+    pass_at_k: see `statistics.pass_at_k`. pass_at_k_tasks: over how many tasks it is. pass_at_k_without: the tasks
+    that it leaves out because episodes of them broke, so that fewer than k are left.
+    ceiling: see `ceiling`.
     with_...: episodes that have at least one. recovered: those of them with a failed craft that still succeed.
     """
 
@@ -38,6 +40,8 @@ class Measures:
     success_of_all: float
     k: int
     pass_at_k: Interval
+    pass_at_k_tasks: int
+    pass_at_k_without: tuple[str, ...]
     ceiling: float | None
     turns: float
     failed_crafts: float
@@ -59,21 +63,25 @@ class Measures:
 def measure(evaluation: Evaluation, tasks: Collection[str], budget: int, k: int) -> Measures:
     """The measures of the evaluation's episodes on `tasks` (ids), as they would be with `budget` turns."""
     played = [episode for episode in evaluation.episodes if episode.task_id in tasks]
-    outcomes = list(outcomes_by_task(played, budget).values())
+    by_task = outcomes_by_task(played, budget)
+    outcomes = list(by_task.values())
+    enough = {task for task, outcome in by_task.items() if outcome.episodes >= k}
     failed = [_within(episode.failed_crafts, budget) for episode in played]
     repeated = [_within(episode.repeated_failed_crafts, budget) for episode in played]
     cut_off = [_within(episode.cut_off_replies, budget) for episode in played]
     hit = [episode for episode, count in zip(played, failed, strict=True) if count]
-    broken = sum(task in tasks for task in evaluation.broken)
+    broken = [task for task in evaluation.broken if task in tasks]
     return Measures(
         budget=budget,
         tasks=len(outcomes),
         episodes=len(played),
-        broken=broken,
+        broken=len(broken),
         success=success_rate(outcomes),
-        success_of_all=_mean([episode.solved_within(budget) for episode in played] + [False] * broken),
+        success_of_all=_mean([episode.solved_within(budget) for episode in played] + [False] * len(broken)),
         k=k,
         pass_at_k=pass_at_k(outcomes, k),
+        pass_at_k_tasks=len(enough),
+        pass_at_k_without=tuple(sorted(set(broken) - enough)),
         ceiling=ceiling({episode.task_id for episode in played}, budget),
         turns=_mean([min(episode.turns, budget) for episode in played]),
         failed_crafts=_mean(failed),
@@ -117,7 +125,8 @@ def compare(first: Evaluation, second: Evaluation, tasks: Collection[str], budge
         for evaluation in (first, second)
     )
     common = sorted(one.keys() & other.keys())
-    rates = [[by_task[task].successes / by_task[task].episodes for task in common] for by_task in (one, other)]
+    outcomes = [[by_task[task] for task in common] for by_task in (one, other)]
+    rates = [[outcome.successes / outcome.episodes for outcome in of_model] for of_model in outcomes]
     signs = Counter(np.sign(np.subtract(rates[1], rates[0])).tolist())
     solving = [_turns_of_successes(evaluation, budget) for evaluation in (first, second)]
     both = [task for task in common if task in solving[0] and task in solving[1]]
@@ -126,7 +135,7 @@ def compare(first: Evaluation, second: Evaluation, tasks: Collection[str], budge
         first=first.name,
         second=second.name,
         tasks=len(common),
-        difference=paired_difference(rates[0], rates[1]),
+        difference=paired_difference(outcomes[0], outcomes[1]),
         better=signs[1.0],
         worse=signs[-1.0],
         equal=signs[0.0],
@@ -145,7 +154,11 @@ def outcomes_by_task(played: Sequence[Played], budget: int) -> dict[str, Outcome
 
 
 def ceiling(tasks: Collection[str], budget: int) -> float | None:
-    """The share of the tasks whose ideal run fits `budget` turns; None if one is not of the benchmark."""
+    """The share of the tasks whose ideal run fits `budget` turns; None if one is not of the benchmark.
+
+    The ideal run (`textcraft.facts.ideal_run`) asks only for names that it has seen. It bounds no player who guesses
+    names or knows recipes by heart, and so saves look-ups.
+    """
     fitting = [fits(task, budget) for task in tasks]
     return None if None in fitting or not fitting else fmean(map(float, map(bool, fitting)))
 

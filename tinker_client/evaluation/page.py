@@ -73,7 +73,7 @@ def _rows(what: Scope) -> Iterator[tuple[int, Row]]:
     """Every episode that the report is about, broken ones too, with the number of its model."""
     for number, evaluation in enumerate(what.evaluations):
         tasks = {*evaluation.broken, *(episode.task_id for episode in evaluation.episodes)}
-        rows = [row for directory in evaluation.directories for row in latest_rows(directory)]
+        rows = [row for directory in evaluation.directories for row in latest_rows(directory.path)]
         for row in sorted(rows, key=lambda row: (row["depth"], row["task_id"], row["episode"])):
             if row["task_id"] in tasks:
                 yield number, row

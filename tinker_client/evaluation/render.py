@@ -29,8 +29,9 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             shown = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
             for number, column in enumerate(columns):
                 whole = number == 0 or _is_interval(table, table.groups + number) or " " not in column.name
-                justify: Literal["left", "right"] = "right" if number else "left"
-                shown.add_column(escape(column.name), justify=justify, no_wrap=whole)
+                justify: Literal["left", "right"] = "right" if number and not column.long else "left"
+                whole = whole and not column.long
+                shown.add_column(escape(column.name), justify=justify, no_wrap=whole, overflow="fold")
             for row in rows:
                 shown.add_row(*(Text(text) for text in _texts(row.cells, table)[table.groups :]))
                 if row.post is not None:

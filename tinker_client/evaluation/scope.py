@@ -41,17 +41,19 @@ class Scope:
 def scope(evaluations: Sequence[Evaluation], budgets: Sequence[int] | None = None, k: int | None = None) -> Scope:
     """What there is to report about the evaluations.
 
-    budgets: by default 75 and 150 and the one played, as far as that goes. k: by default the episodes a task.
+    budgets: by default the one that each evaluation was played with, and 75 and 150 as far as the longest goes, so
+    that every evaluation is in the tables. k: by default the episodes a task.
     Raises UserError for a budget that no evaluation has played.
     """
     longest = max(evaluation.max_turns for evaluation in evaluations)
     if budgets is None:
-        budgets = (longest, *(budget for budget in BUDGETS if budget <= longest))
+        played = (evaluation.max_turns for evaluation in evaluations)
+        budgets = (*played, *(budget for budget in BUDGETS if budget <= longest))
     budgets = sorted(set(budgets))
     if budgets[-1] > longest:
         raise UserError(f"no evaluation was played with {max(budgets)} turns: the longest one has {longest}")
     if k is None:
-        k = max((played.episode + 1 for e in evaluations for played in e.episodes), default=1)
+        k = max((episode.episode + 1 for e in evaluations for episode in e.episodes), default=1)
     return Scope(tuple(evaluations), tuple(budgets), k, tuple(_sets(evaluations)), tuple(_depths(evaluations)))
 
 

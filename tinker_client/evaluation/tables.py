@@ -1,10 +1,12 @@
-"""The report's tables, as data: the post's (main results, success by depth, behaviour, cost) and the comparisons."""
+"""The report's tables, as data: what was run, the post's (main results, success by depth, behaviour, cost) and the
+comparisons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from tinker_client.evaluation.cost import training_runs
+from tinker_client.evaluation.episodes import Conditions
 from tinker_client.evaluation.measures import Comparison, Measures, compare, measure
 from tinker_client.evaluation.published import post_number
 from tinker_client.evaluation.scope import Scope, TaskSet
@@ -15,10 +17,14 @@ Cell = str | int | float | Interval | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column's name, and the format specification of its numbers."""
+    """A column's name, and the format specification of its numbers.
+
+    long: whether its texts may be broken anywhere to fit a terminal.
+    """
 
     name: str
     format: str = ""
+    long: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,24 +49,56 @@ class Table:
 
 def tables(what: Scope) -> list[Table]:
     """Every table that has rows."""
-    makers = (main_results, by_depth, behaviour, mistakes, comparison, turns_where_both_solve, training_cost)
+    makers = (
+        what_was_run, main_results, by_depth, behaviour, mistakes, comparison, turns_where_both_solve, training_cost,
+    )  # fmt: skip
     return [table for make in makers if (table := make(what)).rows]
+
+
+def what_was_run(what: Scope) -> Table:
+    """One row an evaluation directory; those that were played with the same settings stand together."""
+    by_setting: dict[tuple[Cell, ...], list[Row]] = {}
+    for evaluation in what.evaluations:
+        of = evaluation.conditions
+        thinking = None if of.thinking is None else "on" if of.thinking else "off"
+        played_with = (of.max_turns, of.temperature, of.max_reply_tokens, thinking)
+        for directory in evaluation.directories:
+            commits = ", ".join(directory.commits) or None
+            cells = (evaluation.name, *_weights(of), of.rollouts, commits, str(directory.path))
+            by_setting.setdefault(played_with, []).append(Row((*played_with, *cells)))
+    columns = (
+        Column("turns"), Column("temperature", "g"), Column("reply tokens"), Column("thinking"),
+        Column("model"), Column("base model"), Column("state", long=True), Column("rollouts"),
+        Column("commit", long=True), Column("directory", long=True),
+    )  # fmt: skip
+    note = (
+        "turns, reply tokens: the most that an episode and a reply could have. rollouts: episodes of each task. "
+        "commit: of this project, at each start; + with changes that were not committed."
+    )
+    left_out = [e.name for e in what.evaluations if not what.budgets_of(e)]
+    if left_out:
+        note += f" In no other table, since it had fewer turns than they are about: {', '.join(left_out)}."
+    rows = tuple(row for together in by_setting.values() for row in together)
+    return _without_empty_columns(Table("what_was_run", "What was run", columns, rows, note, 4))
 
 
 def main_results(what: Scope) -> Table:
     """Success and pass@k on each set of tasks."""
-    pass_at_k: list[_Measure] = [(f"pass@{what.k}", ".3f", lambda m: m.pass_at_k)] if what.k > 1 else []
+    pass_at_k: list[_Measure] = []
+    note = f"success: share of all episodes, with its 95 % interval. {_CEILING_NOTE}"
+    if what.k > 1:
+        pass_at_k = [
+            (f"pass@{what.k}", ".3f", lambda m: m.pass_at_k),
+            ("over", "d", lambda m: m.pass_at_k_tasks if m.pass_at_k_tasks < m.tasks or m.pass_at_k_without else None),
+        ]
+        note += _left_out_of_pass_at_k(what)
     columns: list[_Measure] = [_SUCCESS, *pass_at_k, _CEILING, *_COUNTS]
-    note = (
-        "success: share of all episodes, with its 95 % interval. ceiling: share of the model's tasks that an ideal run "
-        "solves within the turns."
-    )
     return _of_measures(what, what.sets, columns, key="main_results", title="Success", note=note)
 
 
 def by_depth(what: Scope) -> Table:
     """Success on the tasks of each depth, where there are several."""
-    note = "depth: crafting layers between the raw materials and the target."
+    note = f"depth: crafting layers between the raw materials and the target. {_CEILING_NOTE}"
     sets = what.depths if len(what.depths) > 1 else ()
     columns = [_SUCCESS, _CEILING, *_COUNTS]
     return _of_measures(what, sets, columns, key="success_by_depth", title="Success by depth", note=note)
@@ -127,7 +165,7 @@ def training_cost(what: Scope) -> Table:
     rows = []
     played_as_the_post = any(tasks.key for tasks in what.sets)  # else its costs are of something else
     for evaluation in what.evaluations:
-        runs = training_runs(evaluation.source, evaluation.state)
+        runs = training_runs(evaluation.conditions.source, evaluation.conditions.state)
         if runs:
             own, before = runs[0], runs[1:]
             total = sum(run.trained for run in runs)
@@ -147,6 +185,11 @@ def training_cost(what: Scope) -> Table:
 _Measure = tuple[str, str, Callable[[Measures], Cell]]
 _Compared = tuple[str, str, Callable[[Comparison], Cell]]
 _SOME = "of these"
+_NAMED = 8  # tasks that a note names
+_CEILING_NOTE = (
+    "ceiling: share of the model's tasks that an ideal run which asks only for names it has seen solves within the "
+    "turns. Who guesses names, or knows recipes by heart, saves look-ups and can get above it."
+)
 _SUCCESS: _Measure = ("success", ".3f", lambda m: m.success)
 _CEILING: _Measure = ("ceiling", ".3f", lambda m: m.ceiling)
 _COUNTS: list[_Measure] = [
@@ -198,6 +241,25 @@ def _of_comparisons(what: Scope, measures: Sequence[_Compared], *, key: str, tit
     return _without_empty_columns(Table(key, title, columns, tuple(rows), note, 2))
 
 
+def _weights(of: Conditions) -> tuple[str | None, str | None]:
+    """What the base model is called, and the state that was loaded on it."""
+    if of.player != "model":
+        return of.player, None
+    return of.model, of.state or of.source or "untrained"
+
+
+def _left_out_of_pass_at_k(what: Scope) -> str:
+    """What the note of pass@k says of the tasks that it leaves out because the server failed episodes of them."""
+    everything = frozenset(task for tasks in what.sets for task in tasks.tasks)
+    parts = []
+    for evaluation in what.evaluations:
+        tasks = measure(evaluation, everything, evaluation.max_turns, what.k).pass_at_k_without
+        if tasks:
+            more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+            parts.append(f"{evaluation.name} {', '.join(tasks[:_NAMED])}{more}")
+    return f" Not in pass@{what.k}, since episodes broke: {'; '.join(parts)}." if parts else ""
+
+
 def _row(group: tuple[Cell, ...], name: str, cells: Sequence[Cell], post: Mapping[str, float | None]) -> Row:
     said: tuple[Cell, ...] | None = (*[None] * (len(group) + 1), *post.values())
     says_something = any(value is not None for measure, value in post.items() if measure != "episodes")
@@ -216,6 +278,8 @@ def _without_empty_columns(table: Table) -> Table:
     note = table.note
     if any(column.name == "broken" for column in columns):
         note += " broken: episodes that the server failed, left out. of all: the rate if they all had failed."
+    if any(column.name == "over" for column in columns):
+        note += " over: how many tasks pass@k is over, where some have fewer than k episodes."
     if any(column.name == _SOME for column in columns):
         note += f" {_SOME}: how many of the tasks the model has played, where it is not all."
     if any(row.post for row in rows):
