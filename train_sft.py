@@ -9,7 +9,6 @@ The loss is the negative log-likelihood of the demonstrations' replies (each wit
 reply tokens of a batch. What is read, the task and the environment's answers, is context and carries no loss.
 """
 
-import hashlib
 import random
 import time
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from tinker_client.run.run_dir import RunDir
 from tinker_client.run.stopping import finishing_steps, resumable
 from tinker_client.run.tracking import Tracker, require_tracker, track
 from tinker_client.train.datums import REDUCTION, check_form, supervised_batch
-from tinker_client.train.demonstrations import check_text, epoch_batches, read_demonstrations, tokenize
+from tinker_client.train.demonstrations import check_text, digest, epoch_batches, read_demonstrations, tokenize
 from tinker_client.train.metrics import action_nll, optimizer_metrics
 from tinker_client.train.updates import Adam, commit, forward, stop_if_not_finite, update
 
@@ -42,9 +41,12 @@ class Config:
     """Fine-tune a LoRA adapter on demonstrations."""
 
     data: Path
-    """Demonstrations, a JSONL file made by `python -m sft_data`."""
+    """Demonstrations, made by `python -m sft_data` or others, with a chat in `messages`: a JSONL or Parquet file, the
+    folder of a saved dataset, or the name of a dataset on the hub."""
     run_dir: Path
     """Where config.json, plan.jsonl, metrics.jsonl and checkpoints.jsonl are written."""
+    data_split: str = "train"
+    """Which part of a saved dataset with several, or of one on the hub."""
     backend: tyro.conf.OmitArgPrefixes[BackendConfig] = field(default_factory=BackendConfig)
     rank: Count = 32
     """LoRA rank. The servers fix alpha at 32, so the adapter's scale is 32 / rank."""
@@ -80,26 +82,26 @@ class Config:
 
 
 def main(config: Config) -> None:
-    chats = read_demonstrations(config.data)
+    demonstrations = read_demonstrations(config.data, config.data_split)
     template = ChatTemplate.before_connecting(config.backend)
     if template is not None:
-        check_text(config.data, chats, template)
-    order = shuffled(range(len(chats)), config.seed)
-    if config.held_out >= len(chats):
-        raise UserError(f"--held-out {config.held_out} leaves none of {len(chats)} demonstrations to train on")
+        check_text(config.data, demonstrations, template)
+    order = shuffled(range(len(demonstrations)), config.seed)
+    if config.held_out >= len(order):
+        raise UserError(f"--held-out {config.held_out} leaves none of {len(order)} demonstrations to train on")
     if config.dry_run:
-        trained_on = [chats[i] for i in order[config.held_out :]]
-        print_supervised(config.data, trained_on, config.epochs, config.batch_size, template)
+        trained_on = [demonstrations[i] for i in order[config.held_out :]]
+        print_supervised(demonstrations, trained_on, config.epochs, config.batch_size, template)
         return
     run = RunDir.create(
         config.run_dir,
         config,
         resume=config.resume,
         overwrite=config.overwrite,
-        may_change=("data", "save_every", "keep", "track"),
-        contents={"data": hashlib.sha256(config.data.read_bytes()).hexdigest()},
+        may_change=("data", "data_split", "save_every", "keep", "track"),
+        contents={"data": digest(demonstrations)},
     )
-    steps_of_epoch = -(-(len(chats) - config.held_out) // config.batch_size)
+    steps_of_epoch = -(-(len(order) - config.held_out) // config.batch_size)
     steps, done = config.epochs * steps_of_epoch, run.saved["step"] if run.saved else 0
     if done == steps:
         say(f"{config.run_dir} has all of its {steps} steps already")
@@ -113,9 +115,9 @@ def main(config: Config) -> None:
         run.record_server(backend.server)
         reduction = REDUCTION[backend.kind]
         template = ChatTemplate.of(backend)
-        check_text(config.data, chats, template)
-        demonstrations = tokenize([chats[i] for i in order], template, backend.context_length)
-        held_out, train = demonstrations[: config.held_out], demonstrations[config.held_out :]
+        check_text(config.data, demonstrations, template)
+        conversations = tokenize([demonstrations[i].messages for i in order], template, backend.context_length)
+        held_out, train = conversations[: config.held_out], conversations[config.held_out :]
         trainer = backend.adapter_to_train(config.rank, config.seed, with_optimizer=True)
         lengths = [len(conversation.tokens) for conversation in train]
         plan = [

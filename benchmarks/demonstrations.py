@@ -14,7 +14,8 @@ _IN_PROCESS = """
 from time import perf_counter
 start = perf_counter()
 from sft_data import ROUNDS
-from sft_data.dataset import sample, write_rows
+from sft_data.dataset import sample
+from sft_data.files import write_rows
 imported = perf_counter()
 from textcraft import load_tasks
 from textcraft.world import load_world

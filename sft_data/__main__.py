@@ -1,4 +1,4 @@
-"""`python -m sft_data` writes demonstrations as chat JSONL, `facts` counts their turns, `rank` compares wordings."""
+"""`python -m sft_data` writes demonstrations as chats, `facts` counts their turns, `rank` compares wordings."""
 
 import json
 import sys
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sft_data.dataset import DataError, Row, every_task, replies, sample, train_on_every_reply, write_rows
+from sft_data.dataset import every_task, replies, sample, train_on_every_reply
 from sft_data.facts import facts, print_facts
+from sft_data.files import DataError, Row, write_rows
 from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import BenchmarkError, Difficulty, Split, Task, load_tasks
@@ -23,7 +24,7 @@ REPLY_CAP = 512  # tokens that the post lets a model sample in one turn
 MEDIUM = (4, 5, 6)
 DEFAULT_COUNT = {1: 50, 2: 150}
 _DESCRIPTIONS = {
-    "": "Write demonstrations as chat JSONL and print what was written. "
+    "": "Write demonstrations as chats and print what was written. "
     "`python -m sft_data facts` counts the turns of every task's demonstrations instead, and `python -m sft_data rank` "
     "ranks the wordings by a model's perplexity.",
     "facts": "Turns of the ideal run and of both rounds' demonstrations, per split, difficulty and depth.",
@@ -35,7 +36,8 @@ _DESCRIPTIONS = {
 @dataclass
 class Config:
     out: Path
-    """File to write, one demonstration a line. An existing file is replaced."""
+    """What to write, replacing what is there: a file of chats as JSONL, one a line; as Parquet if its name ends in
+    .parquet; or, without an ending, the folder of a saved dataset."""
     round: Literal[1, 2] = 2
     """The procedure: 1 the post's first, 2 its second (shorter turns, running totals, what is left of each layer)."""
     count: int | None = None

@@ -1,23 +1,15 @@
-"""A file of demonstrations: which tasks, which of them with mistakes, one JSON object a line."""
+"""The rows of demonstrations: which tasks, which of them with mistakes."""
 
 import itertools
-import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from sft_data.demonstrator import Message, demonstrate
+from sft_data.files import DataError, Row
 from sft_data.mistakes import KINDS
 from sft_data.procedure import Procedure
 from sft_data.recovery import demonstrate_recovery
 from textcraft.world import Task, load_world
-
-Row = dict[str, Any]
-
-
-class DataError(Exception):
-    """What was asked for cannot be written; the message says what to do."""
 
 
 def every_task(tasks: Sequence[Task], procedure: Procedure) -> list[Row]:
@@ -91,15 +83,6 @@ def train_on_every_reply(rows: Sequence[Row]) -> None:
         for message in row["messages"]:
             if message["role"] == "assistant":
                 message["weight"] = 1
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write one JSON object a line. Raises DataError if `path` cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}): give another --out") from error
 
 
 def _row(task: Task, kind: str, messages: list[Message]) -> Row:

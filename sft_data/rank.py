@@ -17,7 +17,8 @@ from rich.progress import Progress
 from rich.table import Table
 from scipy import stats
 
-from sft_data.dataset import DataError, Row, sample
+from sft_data.dataset import sample
+from sft_data.files import DataError, Row
 from sft_data.procedure import ROUNDS
 from sft_data.wording import WORDINGS, WordingName
 from textcraft.world import load_tasks

@@ -268,7 +268,9 @@ class Suite:
             remote = BackendConfig(base_url=server.base_url, engine="torch")
             with connect(remote, self.out / "logprobs") as backend:
                 conversations = tokenize(
-                    read_demonstrations(self.data), ChatTemplate.of(backend), backend.context_length
+                    [row.messages for row in read_demonstrations(self.data)],
+                    ChatTemplate.of(backend),
+                    backend.context_length,
                 )
                 batch = supervised_batch(conversations, REDUCTION[backend.kind])
                 for run, state_path in states.items():

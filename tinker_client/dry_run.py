@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinker_client.play.chat import ChatTemplate, Message
+from tinker_client.play.chat import ChatTemplate
 from tinker_client.play.environment import Environment, Task
-from tinker_client.train.demonstrations import read_lines, tokenize
+from tinker_client.train.demonstrations import Demonstration, tokenize
 
 
 def print_play(
@@ -48,25 +47,31 @@ def print_play(
 
 
 def print_supervised(
-    data: Path, chats: Sequence[Sequence[Message]], epochs: int, batch_size: int, template: ChatTemplate | None
+    demonstrations: Sequence[Demonstration],
+    trained_on: Sequence[Demonstration],
+    epochs: int,
+    batch_size: int,
+    template: ChatTemplate | None,
 ) -> None:
-    """The demonstrations of the file `data` by depth, and what training on `chats`, the ones not held out, would take:
-    optimizer steps, and tokens with a loss if there is a template to make them with."""
+    """All demonstrations by depth, and what training on those that are not held out would take: optimizer steps, and
+    tokens with a loss if there is a template to make them with."""
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("depth", "demonstrations"):
         table.add_column(header, justify="right")
-    counts = Counter(str(row.get("depth", "unknown")) for _, row in read_lines(data))
+    counts = Counter(demonstration.depth for demonstration in demonstrations)
     for depth, count in sorted(counts.items()):
         table.add_row(depth, str(count))
     console.print(table)
-    steps = epochs * -(-len(chats) // batch_size)
-    held_out = counts.total() - len(chats)
-    console.print(f"{len(chats)} demonstrations ({held_out} are held out) x {epochs} epochs: {steps} optimizer steps")
+    steps = epochs * -(-len(trained_on) // batch_size)
+    held_out = counts.total() - len(trained_on)
+    console.print(
+        f"{len(trained_on)} demonstrations ({held_out} are held out) x {epochs} epochs: {steps} optimizer steps"
+    )
     if template is None:
         console.print("tokens not counted: give --model or --tokenizer")
     else:
-        conversations = tokenize(chats, template, context_length=2**31)
+        conversations = tokenize([chat.messages for chat in trained_on], template, context_length=2**31)
         actions = sum(conversation.action_tokens for conversation in conversations)
         longest = max(len(conversation.tokens) for conversation in conversations)
         console.print(f"{epochs * actions:,} tokens with a loss; the longest demonstration has {longest:,} tokens")

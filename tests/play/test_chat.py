@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from tests.chat_templates import FAMILIES, make
 from tinker_client.connection.models import TINY_MODEL
 from tinker_client.errors import UserError
-from tinker_client.play.chat import ChatTemplate, Conversation, demonstration
+from tinker_client.play.chat import ChatTemplate, Conversation, conversation_of
 
 SYSTEM = {"role": "system", "content": "You craft things."}
 USER = {"role": "user", "content": "Target: craft 1x c2_i4.\nInitial inventory: {}"}
@@ -96,7 +96,7 @@ def test_demonstrations_train_on_replies_with_their_stop_tokens_except_those_of_
         {"role": "user", "content": "ok"},
         {"role": "assistant", "content": "<tool>finish()</tool>"},
     ]
-    conversation = demonstration(template, chat)
+    conversation = conversation_of(template, chat)
     trained = [token for token, action in zip(conversation.tokens, conversation.is_action, strict=True) if action]
     assert trained == template.reply("right") + template.reply("<tool>finish()</tool>")
     assert conversation.action_tokens == len(trained)

@@ -7,7 +7,8 @@ import pytest
 import evaluate
 import train_grpo
 import train_sft
-from sft_data.dataset import sample, write_rows
+from sft_data.dataset import sample
+from sft_data.files import write_rows
 from sft_data.procedure import ROUNDS
 from textcraft import load_tasks
 from tinker_client.connection.connect import BackendConfig
@@ -52,7 +53,7 @@ def test_sft_counts_the_tokens_that_it_would_train_on(data: Path, tmp_path: Path
     assert "9 demonstrations (3 are held out) x 2 epochs: 6 optimizer steps" in out
     tokenizer = load_tokenizer(str(TINY_MODEL))
     template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
-    chats = train_sft.shuffled(read_demonstrations(data), config.seed)[3:]
+    chats = [row.messages for row in train_sft.shuffled(read_demonstrations(data), config.seed)[3:]]
     tokens = sum(conversation.action_tokens for conversation in tokenize(chats, template, 2**31))
     assert f"{2 * tokens:,} tokens with a loss" in out
     assert not (tmp_path / "run").exists()

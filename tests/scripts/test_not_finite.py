@@ -13,7 +13,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from benchmarks.stand_in import StandIn
-from sft_data.dataset import every_task, write_rows
+from sft_data.dataset import every_task
+from sft_data.files import write_rows
 from sft_data.procedure import ROUNDS
 from tests import standing_in
 from textcraft import load_tasks

@@ -86,7 +86,7 @@ def test_sft_lowers_the_loss_and_writes_down_what_it_did(sft_run: Path):
 def test_the_saved_state_reproduces_the_logprobs_of_the_run(sft_run: Path, demonstrations: Path, tmp_path: Path):
     config = train_sft.Config(data=demonstrations, run_dir=tmp_path, batch_size=4, held_out=4)
     with connect(BackendConfig(), tmp_path, init=resolve_state(str(sft_run))) as backend:
-        chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
+        chats = [row.messages for row in train_sft.shuffled(read_demonstrations(demonstrations), config.seed)]
         held_out = tokenize(chats, ChatTemplate.of(backend), backend.context_length)[: config.held_out]
         loaded = backend.training_client_from(backend.init_state_path, with_optimizer=False)
         loss = train_sft.held_out_loss(backend, loaded, held_out)
@@ -122,7 +122,7 @@ def test_the_exported_adapter_gives_the_loss_of_the_run_without_the_server(
     model = PeftModel.from_pretrained(base, out).eval()
     tokenizer = load_tokenizer(str(TINY_MODEL))
     config = train_sft.Config(data=demonstrations, run_dir=tmp_path)
-    chats = train_sft.shuffled(read_demonstrations(demonstrations), config.seed)
+    chats = [row.messages for row in train_sft.shuffled(read_demonstrations(demonstrations), config.seed)]
     template = ChatTemplate(tokenizer, stop_token_ids(tokenizer))
     total, actions = 0.0, 0
     for conversation in tokenize(chats, template, 8192)[:4]:  # those that the run held out

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from sft_data.__main__ import main
-from sft_data.dataset import DataError
+from sft_data.files import DataError
 from sft_data.rank import Config, Score, candidates, measure, print_scores, scores
 from sft_data.wording import WORDINGS
 from tinker_client.connection.models import TINY_MODEL, stop_token_ids

@@ -238,7 +238,7 @@ class Conversation:
         self.logprobs.extend([0.0] * len(tokens) if logprobs is None else logprobs)
 
 
-def demonstration(template: ChatTemplate, messages: Sequence[Message]) -> Conversation:
+def conversation_of(template: ChatTemplate, messages: Sequence[Message]) -> Conversation:
     """The conversation of a chat whose assistant messages carry a loss unless their "weight" is 0.
 
     messages: the opening (system and user), then assistant and user in turn, ending with an assistant message.

@@ -1,56 +1,63 @@
-"""Demonstrations for supervised fine-tuning: reading a JSONL file of chats, and the order they are trained on."""
+"""Demonstrations for supervised fine-tuning: chats from a file, checked, and the order they are trained on."""
 
+import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sft_data.files import DataError, read_rows
 from tinker_client.errors import UserError
-from tinker_client.play.chat import ChatTemplate, Conversation, Message, demonstration
+from tinker_client.play.chat import ChatTemplate, Conversation, Message, conversation_of
 
 
-def read_demonstrations(path: Path) -> list[list[Message]]:
-    """The chats of a file made by `python -m sft_data`, in its order.
+@dataclass(frozen=True)
+class Demonstration:
+    """A chat. where: its place in what it was read from, such as `line 3`. depth: of its task, as far as that says."""
 
-    Raises UserError, with the line, for what is not a demonstration or comes from the val split, which is for
-    measuring only.
+    where: str
+    depth: str
+    messages: list[Message]
+
+
+def read_demonstrations(source: Path, split: str = "train") -> list[Demonstration]:
+    """The demonstrations of a file, a saved dataset or one on the hub (`sft_data.files.read_rows`), in their order.
+
+    Raises UserError, with the row, for what cannot be read, is not a demonstration, or comes from the val split, which
+    is for measuring only.
     """
-    chats = []
-    for number, row in read_lines(path):
-        if problem := _problem(row):
-            raise UserError(f"{path}, line {number}: {problem}")
-        chats.append(row["messages"])
-    if not chats:
-        raise UserError(f"{path} holds no demonstration: make it with `python -m sft_data --out {path}`")
-    return chats
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number of each line of a JSONL file, from 1, and what it says. Raises UserError for what cannot be read."""
+    demonstrations = []
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} ({error}): make it with `python -m sft_data --out {path}`") from error
-    # Not splitlines: JSON may hold other line separators, such as U+2028, as they are.
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], start=1):
-        try:
-            yield number, json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error})") from error
+        for where, row in read_rows(str(source), split):
+            if problem := _problem(row):
+                raise UserError(f"{source}, {where}: {problem}")
+            demonstrations.append(Demonstration(where, str(row.get("depth", "unknown")), row["messages"]))
+    except DataError as error:
+        raise UserError(str(error)) from error
+    if not demonstrations:
+        raise UserError(f"{source} holds no demonstration: make it with `python -m sft_data --out {source}`")
+    return demonstrations
 
 
-def check_text(path: Path, chats: Sequence[Sequence[Message]], template: ChatTemplate) -> None:
-    """Raises UserError, with the line, for a chat of the file `path` that the model would not read as it is written."""
-    for number, chat in enumerate(chats, start=1):
-        if problem := template.problem(chat):
-            raise UserError(f"{path}, line {number}: {problem}")
+def digest(demonstrations: Sequence[Demonstration]) -> str:
+    """SHA-256 of what was read: the same chats have the same, whatever holds them, a pipe included."""
+    chats = [demonstration.messages for demonstration in demonstrations]
+    return hashlib.sha256(json.dumps(chats, sort_keys=True).encode()).hexdigest()
+
+
+def check_text(source: Path, demonstrations: Sequence[Demonstration], template: ChatTemplate) -> None:
+    """Raises UserError, with the row, for a chat of `source` that the model would not read as it is written."""
+    for demonstration in demonstrations:
+        if problem := template.problem(demonstration.messages):
+            raise UserError(f"{source}, {demonstration.where}: {problem}")
 
 
 def tokenize(chats: Sequence[Sequence[Message]], template: ChatTemplate, context_length: int) -> list[Conversation]:
     """The chats as conversations. Raises UserError for one that is longer than `context_length` tokens."""
-    conversations = [demonstration(template, chat) for chat in chats]
+    conversations = [conversation_of(template, chat) for chat in chats]
     longest = max(len(conversation.tokens) for conversation in conversations)
     if longest > context_length:
         raise UserError(
