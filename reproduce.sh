@@ -95,7 +95,9 @@ report() {
   local directories=() path name
   for path in "$out"/eval/*; do
     name=$(basename "$path")
-    directories+=("${name%-*}=$path")
+    # Directories of one name are one model's, which must have been played alike.
+    [ -n "${played_unlike:-}" ] || name=${name%-*}
+    directories+=("$name=$path")
   done
   "$python" evaluate.py report "${directories[@]}" --out "$out/report"
   printf '\nSeconds of each step, of its last start:\n'

@@ -5,6 +5,7 @@
 source experiments/local.sh
 all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
+played_unlike=1  # depth 4 has longer replies than easy
 
 prepare() {
   install_extras local smollm2
