@@ -52,13 +52,22 @@ def test_a_conversation_finds_its_own_slot() -> None:
     assert start(cache, [1, 2, 8, 9, 7]) is second
 
 
+def test_of_two_equal_conversations_the_one_that_waits_goes_on() -> None:
+    cache = cache_of(8)
+    running = start(cache, [1, 2, 3])
+    assert running is not None
+    read(cache, running, [1, 2, 3])
+    waiting = played(cache, [1, 2, 3])
+    assert start(cache, [1, 2, 3, 4]) is waiting
+
+
 def test_another_conversation_gets_a_copy_of_a_prefix() -> None:
     """Also of one that is running; never of a prompt's last token, whose output is needed."""
     cache = cache_of(8)
     first = start(cache, [1, 2, 3, 4])
     assert first is not None
     read(cache, first, [1, 2, 3, 4])
-    for prompt, shared in (([1, 2, 3, 4], 3), ([1, 2, 7], 2), ([1], 0), ([7, 1, 2, 3], 0)):
+    for prompt, shared in (([1, 2, 3, 4, 5], 4), ([1, 2, 3, 4], 3), ([1, 2, 7], 2), ([1], 0), ([7, 1, 2, 3], 0)):
         slot = start(cache, prompt)
         assert slot is not None
         assert slot is not first
@@ -119,6 +128,8 @@ def test_memory_bounds_the_conversations(room: int, conversations: int) -> None:
 
 def test_room_changes_with_what_is_asked_for_and_keeps_what_is_held() -> None:
     cache = cache_of(8)
+    for number in range(10, 15):
+        played(cache, [number, 1])
     running = [start(cache, [number, 1, 2, 3]) for number in range(3)]
     for number, slot in enumerate(running):
         assert slot is not None
@@ -133,4 +144,4 @@ def test_room_changes_with_what_is_asked_for_and_keeps_what_is_held() -> None:
         cache.release(slot)
     cache.release(long)
     slots = [start(cache, [number, 1, 2, 3, 4]) for number in range(8)]  # short ones again: as many as at first
-    assert [slot is not None and slot.length for slot in slots] == [4, 4, 4, 0, 0, 0, 0, 0]
+    assert [slot and slot.length for slot in slots] == [4, 4, 4, 0, 0, 0, 0, 0]
