@@ -1,7 +1,7 @@
 """Demonstrations for supervised fine-tuning: chats from a file, checked, and the order they are trained on.
 
-JSONL is read here, so that an error names its line and a pipe will do; Parquet, saved datasets and the hub are up to the
-package `datasets`, which is imported only then.
+JSONL is read here, so that an error names its line and a pipe will do; Parquet, saved datasets and the hub are up to
+the package `datasets`, which is imported only then.
 """
 
 import hashlib
