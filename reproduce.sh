@@ -79,6 +79,7 @@ server() { # makes sure that one runs: that of URL, or one that the first call s
   else
     [ -z "${URL:-}" ] || fail "no server answers at $URL"
     echo "starting the server (log: $out/server.log)"
+    touch "$out/server.log"
     launch >>"$out/server.log" 2>&1 &
     server_pid=$!
     trap 'kill "$server_pid" 2>/dev/null && wait "$server_pid" || true' EXIT
