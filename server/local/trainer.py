@@ -115,7 +115,7 @@ class Trainer:
             raise UserError(f"LoRA needs a rank of at least 1, not {rank}")
         targets = sorted({path.rpartition(".")[2] for path in self._layers})
         # PEFT only divides alpha by the rank.
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)  # type: ignore[arg-type]
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
         with torch.random.fork_rng(), _several_adapters():
             torch.manual_seed(seed)
             inject_adapter_in_model(config, self._base, name)
