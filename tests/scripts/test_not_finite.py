@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from skyrl.tinker.proto_serialization import parse_forward_backward_request
 from starlette.responses import JSONResponse, Response
 
 from benchmarks.stand_in import StandIn
@@ -25,13 +26,19 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Spoiling(StandIn):
-    """A service whose weights, reported loss or gradient norm are not finite from some optimizer step on.
+    """A service whose weights, loss or gradient norm are not finite from some optimizer step on.
 
     As SkyRL's: an answer to a pass can hold NaN, a gradient norm that is none is null, and a reply from such weights is
-    no answer at all.
+    no answer at all. As our local engine: a pass whose loss is none is refused.
     """
 
-    weights = loss = norm = 99  # the optimizer step that spoils it, counted from 1
+    weights = loss = norm = refused = 99  # the optimizer step that spoils it, counted from 1
+
+    async def forward_backward(self, body: bytes, request: dict[str, Any]) -> Response:
+        with_gradients = not parse_forward_backward_request(body)[1]
+        if with_gradients and len(self.adapters[request["model_id"]]) + 1 >= self.refused:
+            return JSONResponse({"detail": "the loss is not finite: no weights were changed"}, status_code=400)
+        return await super().forward_backward(body, request)
 
     def losses(self, inputs, model, forward_only):
         logprobs, loss = super().losses(inputs, model, forward_only)
@@ -89,7 +96,7 @@ GRPO = ["train_grpo.py", "--env", "tests.patience:PATIENCE", "--depths", 4, "--g
 GRPO += ["--max-turns", 6, "--steps", 5, "--save-every", 1]
 
 
-WHAT = {"weights": "the logprobs are", "norm": "the gradient norm is", "loss": "the loss is"}
+WHAT = {"weights": "the logprobs are", "norm": "the gradient norm is", "loss": "the loss is", "refused": "the loss is"}
 
 
 @pytest.mark.parametrize("spoilt", WHAT)

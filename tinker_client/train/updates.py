@@ -9,6 +9,7 @@ sequences by their tokens, and gets the batch in one call.
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -89,6 +90,21 @@ class Adam:
         )
 
 
+@contextmanager
+def _naming_what_is_not_finite() -> Iterator[None]:
+    """Around requests to the trainer: a ServerError that is about numbers is raised as a NotFiniteError."""
+    try:
+        yield
+    except ServerError as error:
+        # Our local engine says so in words, and has then changed no weights.
+        if found := re.search(r"(the (?:loss|gradient|model's output) is) not finite", str(error)):
+            raise NotFiniteError(found[1]) from error
+        if GRADIENT_NORM in str(error):  # SkyRL writes one that is not finite as null, which the SDK does not read
+            raise NotFiniteError("the gradient norm is") from error
+        raise
+
+
+@_naming_what_is_not_finite()
 def update(
     backend: Backend, trainer: tinker.TrainingClient, batch: Batch, adam: tinker.AdamParams
 ) -> tuple[tinker.ForwardBackwardOutput, tinker.OptimStepResponse]:
@@ -104,17 +120,13 @@ def update(
     outputs.append(backend.result(last, "the gradients"))
     output = _in_order(calls, outputs)
     _check_output(batch, output)
-    try:
-        optimizer = backend.result(optim_step, "the optimizer step")
-    except ServerError as error:
-        if GRADIENT_NORM in str(error):  # SkyRL writes one that is not finite as null, which the SDK does not read
-            raise NotFiniteError("the gradient norm is") from error
-        raise
+    optimizer = backend.result(optim_step, "the optimizer step")
     if not math.isfinite((optimizer.metrics or {}).get(GRADIENT_NORM, 0.0)):
         raise NotFiniteError("the gradient norm is")
     return output, optimizer
 
 
+@_naming_what_is_not_finite()
 def forward(backend: Backend, trainer: tinker.TrainingClient, batch: Batch) -> tinker.ForwardBackwardOutput:
     """The losses of `batch` without gradients, in its order.
 
