@@ -86,7 +86,7 @@ class Config:
     retries: NotNegative = 2
     """How often an episode asks again for a turn that the server failed, before it counts as broken."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Go on with the evaluation that --run-dir holds: play what is missing, and what broke with the server."""
+    """Resume the evaluation that --run-dir holds: play what is missing, and what broke with the server."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the evaluation that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False

@@ -79,6 +79,7 @@ server() { # makes sure that one runs: that of URL, or one that the first call s
   else
     [ -z "${URL:-}" ] || fail "no server answers at $URL"
     echo "starting the server (log: $out/server.log)"
+    touch "$out/server.log"
     launch >>"$out/server.log" 2>&1 &
     server_pid=$!
     trap 'kill "$server_pid" 2>/dev/null && wait "$server_pid" || true' EXIT
@@ -95,7 +96,9 @@ report() {
   local directories=() path name
   for path in "$out"/eval/*; do
     name=$(basename "$path")
-    directories+=("${name%-*}=$path")
+    # Directories of one name are one model's, which must have been played alike.
+    [ -n "${played_unlike:-}" ] || name=${name%-*}
+    directories+=("$name=$path")
   done
   "$python" evaluate.py report "${directories[@]}" --out "$out/report"
   printf '\nSeconds of each step, of its last start:\n'

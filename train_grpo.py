@@ -123,7 +123,7 @@ class Config:
     track: Tracker | None = None
     """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Go on with the run that --run-dir holds, from its last checkpoint; --steps may be more than before."""
+    """Resume the run that --run-dir holds, from its last checkpoint; --steps may be more than before."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False

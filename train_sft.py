@@ -70,7 +70,7 @@ class Config:
     track: Tracker | None = None
     """Mirror the metrics in trackio (local) or wandb; each is an extra to install."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Go on with the run that --run-dir holds, from its last checkpoint."""
+    """Resume the run that --run-dir holds, from its last checkpoint."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replace the run that --run-dir holds."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False

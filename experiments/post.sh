@@ -1,5 +1,5 @@
 # The post's own experiment on GPUs. Sourced by reproduce.sh, with $config one of server/configs.
-# The README has a table of what each stage takes, and of what the post got.
+# server/README.md has a table of what each stage takes, and of what the post got.
 # shellcheck shell=bash disable=SC2034,SC2154  # reproduce.sh reads and sets variables here
 all_stages=(server round1 round2 grpo sft_grpo evaluate report)
 default_stages=("${all_stages[@]}")

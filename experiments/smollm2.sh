@@ -1,10 +1,11 @@
 # The post's experiment with SmolLM2-135M-Instruct on two CPU cores. Sourced by reproduce.sh.
 # `./reproduce.sh smollm2` leaves GRPO alone and depth 4 out; `./reproduce.sh smollm2 --full` takes them in.
-# The README says why the counts are what they are.
+# results/smollm2/README.md says why the counts are what they are.
 # shellcheck shell=bash disable=SC2034,SC2154  # reproduce.sh reads and sets variables here
 source experiments/local.sh
 all_stages=(sft sft_grpo grpo evaluate depth4 report)
 default_stages=(sft sft_grpo evaluate report)
+played_unlike=1  # depth 4 has longer replies than easy
 
 prepare() {
   install_extras local smollm2

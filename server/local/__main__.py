@@ -5,7 +5,6 @@ engine is started with this Python, and with our backend (server/local/engine.py
 """
 
 import argparse
-import functools
 import importlib.util
 import os
 import sys
@@ -14,9 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel
 from skyrl.tinker.config import EngineConfig, add_model, config_to_argv
-
-# The API looks for answers so often; SkyRL's 0.05 s would be a tenth of a turn of the tiny model.
-_ANSWER_POLL_SECONDS = 0.02
 
 
 def engine_command(_parent_command: list[str], config: BaseModel) -> list[str]:
@@ -42,7 +38,6 @@ def main() -> None:
     from skyrl.utils.log import get_uvicorn_log_config  # noqa: PLC0415
 
     api._build_uv_run_cmd_engine = engine_command
-    api.poll_futures = functools.partial(api.poll_futures, poll_interval_sec=_ANSWER_POLL_SECONDS)
     api.app.state.engine_config = EngineConfig.model_validate(args)
     uvicorn.run(
         api.app,

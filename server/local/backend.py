@@ -47,7 +47,6 @@ class LocalBackend(AbstractBackend):  # type: ignore[misc] # SkyRL is untyped he
 
     def __init__(self, base_model: str, config: LocalBackendConfig) -> None:
         self.config = config
-        self.metrics = types.EngineMetrics()
         model = load_base(base_model)
         self._base = states.BaseModel.of(base_model, model)
         self._base_snapshot = Snapshot({}, 1.0)

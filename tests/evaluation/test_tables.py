@@ -270,7 +270,7 @@ def test_results_of_the_first_format_are_still_reported_on(monkeypatch):
     ]
     shown = {table.key: table for table in tables(scope(models))}
     assert {row.cells[2] for row in shown["main_results"].rows} == set(names)
-    grpo, sft = training_runs(models[2].source, models[2].state)
+    grpo, sft = training_runs(models[2].conditions.source, models[2].conditions.state)
     assert [(run.run_dir.name, run.steps, run.trained) for run in (grpo, sft)] == [
         ("sft_grpo", 2, 2732),
         ("sft", 140, 59850),

@@ -36,6 +36,7 @@ def test_a_game_is_found_by_its_name_or_where_it_lies():
     ("name", "message"),
     [
         ("chess", "no --env chess: there is textcraft, or module:object"),
+        ("json:dumps", "no game: it lacks load_tasks, episode, ideal_turns"),
         ("no.such.module:GAME", "No module named 'no'"),
         ("tests.coin_game:NONE", "has no attribute 'NONE'"),
         (":GAME", "Empty module name"),

@@ -54,7 +54,7 @@ class Hostile:
             reply = self.large.pop()
         tokens = np.array(reply, np.int32)
         answer: Future = Future()
-        answer.set_result(tinker.SampleResponse([tinker.SampledSequence("stop", tokens, np.zeros(len(reply)))]))
+        answer.set_result(tinker.SampleResponse([tinker.SampledSequence("stop", tokens, np.full(len(reply), -0.5))]))
         return answer
 
 

@@ -10,13 +10,11 @@ import tinker
 
 from tests.playing import play
 from textcraft import load_tasks
-from tinker_client.connection.alive import Liveness
 from tinker_client.connection.models import TINY_MODEL, load_tokenizer, stop_token_ids
 from tinker_client.errors import ServerError
 from tinker_client.play import rollout
 from tinker_client.play.chat import ChatTemplate
 from tinker_client.play.environment import TextCraft
-from tinker_client.play.gate import Gate
 from tinker_client.play.players import PlayerClient, oracle
 from tinker_client.play.records import EpisodeRecord
 from tinker_client.play.rollout import PlayConfig, Policy
@@ -64,7 +62,7 @@ class Forgetful:
 
 def played(template: ChatTemplate, client: object) -> list[EpisodeRecord]:
     config = PlayConfig(TextCraft(), template, MAX_TURNS, 256, temperature=1.0, context_length=4096, seed=7)
-    return play(TASKS, 1, Policy(client, 0), config, Gate(None), liveness=Liveness())
+    return play(TASKS, 1, Policy(client, 0), config)
 
 
 SPOILT: dict[str, Spoil] = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import evaluate
 import sft_data.__main__ as demonstrations
 import train_grpo
 import train_sft
+from tinker_client.evaluation.episodes import load_evaluations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Writes down its arguments, makes what a script would leave behind, fails or hangs where it is told to, and as a server
@@ -152,6 +154,16 @@ def test_the_small_experiment_leaves_grpo_alone_and_depth_4_to_full(tmp_path: Pa
     assert list(more) == ["grpo", "grpo-easy", *(f"{model}-depth4" for model in ("base", "grpo", "sft", "sft_grpo"))]
     assert {config.depths for name, config in more.items() if name.endswith("-depth4")} == {(4,)}
     assert {path.name for path in (tmp_path / "out" / "done").iterdir()} >= {"sft", "grpo", "evaluate-base-easy"}
+
+
+def test_the_committed_results_of_the_small_experiment_can_be_reported_again(tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(REPOSITORY / "results" / "smollm2", out)
+    done = run(tmp_path, "reproduce.sh", "smollm2", "report")
+    assert done.status == 0
+    (report,) = [command[2:] for command in done.commands if command[:2] == ["evaluate.py", "report"]]
+    evaluations = load_evaluations(tyro.cli(evaluate.ReportConfig, args=report).evaluations)
+    assert sorted(len(evaluation.episodes) for evaluation in evaluations) == [8, 8, 8, 24, 24, 24]
 
 
 def test_after_an_interruption_it_goes_on_with_the_stage_that_was_interrupted(tmp_path: Path, url: str):

@@ -335,7 +335,7 @@ def test_one_interrupt_lets_the_step_end(script):
     assert "finishing this step" in script.stderr.readline()
     stdout, stderr = script.communicate("go on\n", timeout=60)
     assert (stdout, script.returncode) == ("asked\ncleaned up\n", stopping.EXIT_INTERRUPTED)
-    assert stderr.startswith("stopped. Go on with: ")
+    assert stderr.startswith("stopped. Resume with: ")
     assert stderr.endswith(COMMAND)
 
 
@@ -353,7 +353,7 @@ def test_a_second_interrupt_and_a_termination_stop_at_once_and_clean_up(script, 
 def test_a_server_error_is_one_line_with_the_command_and_status_3(script):
     stdout, stderr = script.communicate("break\n", timeout=60)
     assert (stdout, script.returncode) == ("cleaned up\n", 3)
-    assert stderr.startswith("error: the server [bold]stopped. Go on with: ")
+    assert stderr.startswith("error: the server [bold]stopped. Resume with: ")
     assert stderr.endswith(COMMAND)
     assert stderr.count("\n") == 1
 
@@ -373,6 +373,6 @@ def test_scripts_in_the_middle_of_sampling_stop_at_once_and_say_how_to_go_on(nam
             process.send_signal(number)
             _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert stderr.startswith("stopped. Go on with: ")
+    assert stderr.startswith("stopped. Resume with: ")
     assert stderr.endswith(f" {name} {' '.join(flags)} --resume\n")
     assert stderr.count("\n") == 1

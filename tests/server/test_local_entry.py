@@ -7,6 +7,7 @@ import pytest
 import skyrl.tinker.api
 import skyrl.tinker.engine
 from skyrl.tinker.config import EngineConfig
+from skyrl.tinker.db_models import FutureDB
 
 from server.local import __main__ as entry
 from server.local import engine
@@ -33,6 +34,8 @@ def test_skyrls_loop_is_still_the_one_that_ours_replaces():
     )
     assert "TinkerEngine(config).run()" in source(skyrl.tinker.engine.main)
     assert "self.process_pending_requests()" in source(skyrl.tinker.engine.TinkerEngine.run)
+    assert FutureDB.__tablename__ == "futures"
+    assert [column.name for column in FutureDB.__table__.primary_key] == ["request_id"]
 
 
 def test_skyrls_api_still_starts_its_engine_with_the_command_that_ours_replaces():
@@ -41,8 +44,6 @@ def test_skyrls_api_still_starts_its_engine_with_the_command_that_ours_replaces(
     lifespan = source(skyrl.tinker.api.lifespan)
     assert "cmd = _build_uv_run_cmd_engine(parent_cmd, app.state.engine_config)" in lifespan
     assert "asyncio.create_subprocess_exec(*cmd)" in lifespan
-    assert "poll_futures(app.state.db_engine, app.state.future_waiters)" in lifespan
-    assert "poll_interval_sec" in inspect.signature(skyrl.tinker.api.poll_futures).parameters
 
 
 def test_the_engine_hands_over_samples_one_at_a_time():

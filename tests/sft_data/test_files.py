@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sft_data.dataset import sample
-from sft_data.files import DataError, read_rows, write_rows
+from sft_data.files import write_rows
 from sft_data.procedure import ROUNDS
 from textcraft import load_tasks
 from tinker_client.errors import UserError
-from tinker_client.train.demonstrations import digest, read_demonstrations
+from tinker_client.train.demonstrations import digest, read_demonstrations, read_rows
 
 ROWS = sample(load_tasks("train", depths=[2, 3]), ROUNDS[2], 6, recovery=2, mistakes=1, seed=0)
 
@@ -41,7 +41,7 @@ def test_a_part_of_a_dataset_is_chosen_by_its_name(tmp_path: Path):
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
     assert [row for _, row in read_rows(str(tmp_path / "saved"))] == ROWS[:4]
     assert [row for _, row in read_rows(str(tmp_path / "saved"), "test")] == ROWS[4:]
-    with pytest.raises(DataError, match="split no-such"):
+    with pytest.raises(UserError, match="split no-such"):
         list(read_rows(str(tmp_path / "saved"), "no-such"))
 
 

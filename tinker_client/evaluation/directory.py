@@ -31,7 +31,7 @@ class EvaluationRun:
 
     @classmethod
     def open(cls, path: Path, config: Any, checkpoint: str | None, *, resume: bool, overwrite: bool) -> Self:
-        """Start an evaluation in `path`, or with `resume` go on with the one that it holds.
+        """Start an evaluation in `path`, or resume the one that it holds.
 
         config: the script's flags, a dataclass. checkpoint: what to evaluate, as `resolve_state` reads it; a resumed
         evaluation keeps to the state that it meant at first. Raises UserError if the evaluation that is resumed had

@@ -101,4 +101,6 @@ def find_environment(name: str) -> Environment[Any]:
         found: Environment[Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"--env {name} cannot be imported ({error}): give module:object as Python finds it") from error
+    if missing := [part for part in ("load_tasks", "episode", "ideal_turns") if not hasattr(found, part)]:
+        raise UserError(f"--env {name} is no game: it lacks {', '.join(missing)} (tinker_client/play/environment.py)")
     return found

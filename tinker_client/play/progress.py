@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,8 +36,8 @@ def progress_bar(label: str, total: int, *, unit: str, done: int = 0) -> Any:
 
 
 def say(text: str, *, style: str = "") -> None:
-    """Print a line above the bars."""
-    with text_tqdm.external_write_mode():
+    """Print a line, in a terminal above the bars."""
+    with text_tqdm.external_write_mode() if sys.stderr.isatty() else nullcontext():
         Console(highlight=False, soft_wrap=True).print(text, style=style, markup=False)
 
 

@@ -17,8 +17,9 @@ from tinker_client.errors import UserError
 Count = Annotated[int, Ge(1)]
 NotNegative = Annotated[int, Ge(0)]
 
-# How the command is given and where things are: never part of what a run is.
-_ALWAYS_FREE = frozenset({"run_dir", "resume", "overwrite", "dry_run", "base_url", "turns_in_flight", "retries"})
+_HOW = frozenset({"resume", "overwrite", "dry_run"})  # what a start is to do, no setting of the run
+# Where things are, and how a server is asked: never part of what a run is.
+_ALWAYS_FREE = frozenset({"run_dir", "base_url", "turns_in_flight", "retries"})
 
 
 def check_flags(config: Any) -> None:
@@ -54,7 +55,7 @@ def changed_flags(before: Mapping[str, Any], config: Any) -> dict[str, list[Any]
     before: of an earlier start, as `resolved` gave them. A flag that is new since then counts with its default.
     """
     was, now, defaults = _flat(before), _flat(resolved(config)), _defaults(config)
-    pairs = {name: [was.get(name, defaults.get(name)), value] for name, value in now.items()}
+    pairs = {name: [was.get(name, defaults.get(name)), value] for name, value in now.items() if name not in _HOW}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -137,7 +137,7 @@ class RunDir:
             _cut_back(path)
         elif before is not None:
             if not overwrite:
-                raise UserError(f"{path} already holds a run: go on with it by --resume, or replace it by --overwrite")
+                raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
             if state is not None and state.run_dir is not None and state.run_dir.resolve() == path.resolve():
                 raise UserError(f"--overwrite would delete the state that this run starts from in {path}")
             _delete_run(path)

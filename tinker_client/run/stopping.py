@@ -37,10 +37,10 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except ServerError as error:
-        raise ServerError(f"{error}. Go on with: {resume_command()}") from error
+        raise ServerError(f"{error}. Resume with: {resume_command()}") from error
     except KeyboardInterrupt as stop:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(f"stopped. Go on with: {escape(resume_command())}")
+        console.print(f"stopped. Resume with: {escape(resume_command())}")
         sys.exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED)
 
 
@@ -71,7 +71,7 @@ def finishing_steps() -> Iterator[Callable[[], bool]]:
 
 
 def resume_command() -> str:
-    """The command line that goes on with this script's run, to be given in the same folder."""
+    """The command line that resumes this script's run, to be given in the same folder."""
     python = "python" if shutil.which("python") == sys.executable else sys.executable
     flags = [flag for flag in sys.argv if flag not in ("--overwrite", "--resume")]
     return shlex.join([python, *flags, "--resume"])

@@ -1,15 +1,19 @@
-"""Demonstrations for supervised fine-tuning: chats from a file, checked, and the order they are trained on."""
+"""Demonstrations for supervised fine-tuning: chats from a file, checked, and the order they are trained on.
+
+JSONL is read here, so that an error names its line and a pipe will do; Parquet, saved datasets and the hub are up to
+the package `datasets`, which is imported only then.
+"""
 
 import hashlib
 import json
 import random
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sft_data.files import DataError, read_rows
 from tinker_client.errors import UserError
 from tinker_client.play.chat import ChatTemplate, Conversation, Message, conversation_of
 
@@ -24,22 +28,36 @@ class Demonstration:
 
 
 def read_demonstrations(source: Path, split: str = "train") -> list[Demonstration]:
-    """The demonstrations of a file, a saved dataset or one on the hub (`sft_data.files.read_rows`), in their order.
+    """The demonstrations of a file, a saved dataset or one on the hub (`read_rows`), in their order.
 
     Raises UserError, with the row, for what cannot be read, is not a demonstration, or comes from the val split, which
     is for measuring only.
     """
     demonstrations = []
-    try:
-        for where, row in read_rows(str(source), split):
-            if problem := _problem(row):
-                raise UserError(f"{source}, {where}: {problem}")
-            demonstrations.append(Demonstration(where, str(row.get("depth", "unknown")), row["messages"]))
-    except DataError as error:
-        raise UserError(str(error)) from error
+    for where, row in read_rows(str(source), split):
+        if problem := _problem(row):
+            raise UserError(f"{source}, {where}: {problem}")
+        demonstrations.append(Demonstration(where, str(row.get("depth", "unknown")), row["messages"]))
     if not demonstrations:
         raise UserError(f"{source} holds no demonstration: make it with `python -m sft_data --out {source}`")
     return demonstrations
+
+
+def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Any]]:
+    """Where each row of the demonstrations stands (`line 3`, `row 3`), counted from 1, and what it says.
+
+    source: a JSONL or Parquet file, the folder of a saved dataset, or the name of a dataset on the hub.
+    split: which part of a saved dataset with several, or of one on the hub.
+    A field that is null is left out: that is how Arrow writes a field which a row does not have.
+    Raises UserError, with the row where there is one.
+    """
+    path = Path(source)
+    if path.is_dir() or path.suffix == ".parquet" or not (path.exists() or path.suffix):
+        for number, row in enumerate(_dataset(source, split), start=1):
+            yield f"row {number}", _without_nulls(row)
+    else:
+        for number, row in _json_lines(path):
+            yield f"line {number}", _without_nulls(row)
 
 
 def digest(demonstrations: Sequence[Demonstration]) -> str:
@@ -78,6 +96,49 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: str) -> list[li
     batches = [by_length[i : i + batch_size] for i in range(0, len(by_length), batch_size)]
     rng.shuffle(batches)
     return batches
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path} ({error}): make it with `python -m sft_data --out {path}`") from error
+    # Not splitlines: JSON may hold other line separators, such as U+2028, as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error})") from error
+
+
+def _dataset(source: str, split: str) -> Any:
+    import datasets  # noqa: PLC0415 - seconds, and not for JSONL
+
+    datasets.disable_progress_bars()
+    path = Path(source)
+    try:
+        if path.is_dir():
+            saved = datasets.load_from_disk(source)
+            return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        if path.suffix == ".parquet":
+            # keep_in_memory and a cache that goes at once: no copy stays in the user's folders.
+            with tempfile.TemporaryDirectory() as cache:
+                return datasets.Dataset.from_parquet(source, cache_dir=cache, keep_in_memory=True)
+        return datasets.load_dataset(source, split=split)
+    except Exception as error:  # whatever datasets, pyarrow and the hub raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"cannot read {source}, split {split} ({type(error).__name__}: {reason}): give a JSONL or Parquet file, "
+            "the folder of a saved dataset, or the name of one on the hub"
+        ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _problem(row: Any) -> str | None:
