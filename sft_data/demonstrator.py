@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sft_data.mistakes import NO_MISTAKES, Mistakes
@@ -25,12 +26,20 @@ def demonstrate(
 ) -> list[Message]:
     """Play `task` to its successful end and return the whole conversation as chat messages.
 
-    Every assistant message has a `weight`: 0 where it makes one of `mistakes` or leaves the same item out again, else
-    1. The starting inventory must hold raw materials only, as it does in every task of the benchmark.
+    Every assistant message has a `weight`: 0 where it makes one of `mistakes` or lists a layer that leaves the same
+    item out, else 1. The starting inventory must hold raw materials only, as in every task of the benchmark.
     """
     demonstrator = _Demonstrator(task, procedure, mistakes, load_world() if world is None else world)
     demonstrator.play()
     return demonstrator.messages
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a reply. right: it is no part of a mistake; a line without text can say so of what is left unsaid."""
+
+    text: str
+    right: bool = True
 
 
 class _Demonstrator:
@@ -47,12 +56,11 @@ class _Demonstrator:
         self.shares = {item: [count] for item, count in task.targets.items()}  # what each total should be the sum of
         self.planned: dict[str, int] = {}  # item -> crafts whose shares were handed out to the ingredients
         self.made: dict[str, int] = {}  # item -> crafts done
-        self.lines: list[str] = []  # plan lines that wait for a turn
+        self.lines: list[_Line] = []  # plan lines that wait for a turn
 
         self.overlooked = set(mistakes.omitted_lookups)
         self.skipped = set(mistakes.omitted_crafts)
         self.short_shares, self.wrong_calls = mistakes.short_shares, mistakes.wrong_calls
-        self.wrong: set[str] = set()  # lines and calls that no reply is trained on
         self.repairs = 0  # that are under way; no count is got wrong in them
 
     def play(self) -> None:
@@ -61,32 +69,32 @@ class _Demonstrator:
             targets=", ".join(self.wording.target.format(item=item, count=count) for item, count in targets.items()),
             lines=self.procedure.lines_per_turn,
         )
-        lines = [*self.plan([goal], list(targets), list(targets)), self.wording.plan_done]
+        lines = [*self.plan([_Line(goal)], list(targets), list(targets)), _Line(self.wording.plan_done)]
         depths = sorted({self.world.depths[item] for item in self.looked_up})
         for number, depth in enumerate(depths, start=1):
-            self.craft_layer(number, depth, lines)
-            lines = []
-        self.say([], Finish())
+            lines = self.craft_layer(number, depth, lines)
+        self.say(lines, Finish())
 
-    def say(self, lines: Sequence[str], call: Call) -> Turn:
-        parts = [*filter(None, lines), render(call)]
-        turn = self.episode.step("\n".join(parts))
-        weight = int(self.wrong.isdisjoint(parts))
-        self.messages.append({"role": "assistant", "content": "\n".join(parts), "weight": weight})
+    def say(self, lines: Sequence[_Line], call: Call, *, right: bool = True) -> Turn:
+        """Make `call` after `lines`. right: the call itself is no mistake."""
+        reply = "\n".join([*(line.text for line in lines if line.text), render(call)])
+        turn = self.episode.step(reply)
+        weight = int(right and all(line.right for line in lines))
+        self.messages.append({"role": "assistant", "content": reply, "weight": weight})
         if not turn.done:
             self.messages.append({"role": "user", "content": turn.observation})
         return turn
 
     # Looking up and planning
 
-    def plan(self, opening: list[str], asked: list[str], goals: list[str]) -> list[str]:
+    def plan(self, opening: list[_Line], asked: list[str], goals: list[str]) -> list[_Line]:
         """Look up `asked` and what is unknown below, plan `goals` and what is below; the lines still to be said."""
         waiting = self.users_below(goals)
-        lines = opening
+        lines, complete = opening, True
         while asked:
-            self.say([*lines, *self.next_lines()], GetInfo(tuple(asked)))
-            lines = []
-            asked = self.note_recipes(asked)
+            self.say([*lines, *self.next_lines()], GetInfo(tuple(asked)), right=complete)
+            asked, complete = self.note_recipes(asked)
+            lines = [] if asked or complete else [_Line("", right=False)]  # it stops looking up too early
             self.hand_out_ready(waiting)
         self.hand_out_ready(waiting)
         while len(self.lines) > self.procedure.lines_per_turn:
@@ -106,8 +114,8 @@ class _Demonstrator:
                     users[ingredient].add(user)
         return users
 
-    def note_recipes(self, asked: list[str]) -> list[str]:
-        """Take in the recipes just shown; the next look-up list."""
+    def note_recipes(self, asked: list[str]) -> tuple[list[str], bool]:
+        """Take in the recipes just shown; the next look-up list, and whether nothing that belongs in it is left out."""
         self.looked_up += asked
         fresh = [
             ingredient
@@ -118,9 +126,7 @@ class _Demonstrator:
         following = [item for item in fresh if item not in self.overlooked]
         if self.procedure.sorted_lookups:
             following.sort()
-        if len(following) < len(fresh):
-            self.wrong.add(render(GetInfo(tuple(following))))
-        return following
+        return following, len(following) == len(fresh)
 
     def hand_out_ready(self, waiting: dict[str, set[str]]) -> None:
         """Hand out the shares of every item whose recipe is known and that waits for no user's share."""
@@ -149,9 +155,7 @@ class _Demonstrator:
             crafts=crafts,
             shares=self.wording.share_separator.join(text for text, _ in shares),
         )
-        if not all(right for _, right in shares):
-            self.wrong.add(line)
-        self.lines.append(line)
+        self.lines.append(_Line(line, all(right for _, right in shares)))
 
     def share(self, user: str, ingredient: str, count: int) -> tuple[str, bool]:
         """Add `count` to the total of `ingredient`; its words, and whether they are right."""
@@ -174,29 +178,33 @@ class _Demonstrator:
             return f"{total}-{settled}={total - settled}"
         return str(total) if self.procedure.running_totals else _sum_text(self.shares[item])
 
-    def next_lines(self) -> list[str]:
+    def next_lines(self) -> list[_Line]:
         count = self.procedure.lines_per_turn
         lines, self.lines = self.lines[:count], self.lines[count:]
         return lines
 
     # Crafting
 
-    def craft_layer(self, number: int, depth: int, lines: list[str]) -> None:
-        """Craft the items of one depth, the first of them in a reply that begins with `lines`."""
+    def craft_layer(self, number: int, depth: int, lines: list[_Line]) -> list[_Line]:
+        """Craft the items of one depth, the first of them in a reply that begins with `lines`.
+
+        Returns the lines still to be said, which are all of them if the whole layer is left out.
+        """
         left = [item for item in self.looked_up if self.world.depths[item] == depth and item not in self.skipped]
         left_out = {item for item in self.shown & (self.overlooked | self.skipped) if self.world.depths[item] == depth}
+        if not left:
+            return [*lines, _Line("", right=not left_out)]
         template = self.wording.layer
         while left:
             if template:
                 layer = template.format(number=number, items=self.wording.separator.join(left))
-                lines = [*lines, layer]
-                if left_out:
-                    self.wrong.add(layer)
+                lines = [*lines, _Line(layer, right=not left_out)]
             self.craft(left.pop(0), lines)
             template = self.wording.layer_left if self.procedure.layer_every_turn else ""
             lines = []
+        return lines
 
-    def craft(self, item: str, lines: list[str]) -> None:
+    def craft(self, item: str, lines: list[_Line]) -> None:
         """Craft all that is still needed of `item`, saying `lines` and how many that is."""
         recipe = self.world.recipes[item]
         made = self.made.get(item, 0)
@@ -210,19 +218,17 @@ class _Demonstrator:
             yield_=recipe.result_count,
             crafts=self.crafts_left(item),
         )
-        self.attempt(item, [*lines, line])
+        self.attempt(item, [*lines, _Line(line)])
 
     def crafts_left(self, item: str) -> int:
         return -(-self.totals[item] // self.world.recipes[item].result_count) - self.made.get(item, 0)
 
-    def attempt(self, item: str, lines: list[str]) -> None:
+    def attempt(self, item: str, lines: list[_Line]) -> None:
         """Say `lines` and make the call that crafts `item`; after a failed one, repair what it shows and retry."""
         recipe, crafts = self.world.recipes[item], self.crafts_left(item)
         call = Craft({i: each * crafts for i, each in recipe.ingredients.items()}, (item, recipe.result_count * crafts))
-        if item in self.wrong_calls and not self.repairs:
-            call = self.wrong_calls[item]
-            self.wrong.add(render(call))
-        turn = self.say(lines, call)
+        slip = None if self.repairs else self.wrong_calls.get(item)
+        turn = self.say(lines, slip or call, right=slip is None)
         if turn.kind == "craft":
             self.made[item] = self.made.get(item, 0) + crafts
         else:
@@ -238,12 +244,12 @@ class _Demonstrator:
         self.overlooked.difference_update(missing)
         self.skipped.difference_update(missing)
         unknown = [ingredient for ingredient in missing if ingredient not in self.looked_up]
-        lines = self.plan([reading], unknown, missing)
+        lines = self.plan([_Line(reading)], unknown, missing)
         below = [i for i in self.looked_up if i in self.users_below(missing) and self.crafts_left(i) > 0]
         for ingredient in sorted(below, key=self.world.depths.__getitem__):
             self.craft(ingredient, lines)
             lines = []
-        self.attempt(item, [*lines, self.wording.retry.format(item=item)])
+        self.attempt(item, [*lines, _Line(self.wording.retry.format(item=item))])
         self.repairs -= 1
 
     def problem(self, item: str, error: str) -> str:

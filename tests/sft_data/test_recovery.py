@@ -3,6 +3,7 @@
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from sft_data import ROUNDS, Mistakes, demonstrate
 from sft_data.dataset import replies, sample
 from sft_data.mistakes import KINDS, find_mistakes
 from sft_data.recovery import demonstrate_recovery
+from sft_data.wording import POST
 from textcraft import Episode, load_tasks
 from textcraft.oracle import plan_crafts
 from textcraft.tools import Craft, GetInfo, parse
@@ -151,6 +153,35 @@ def test_replies_without_weight_are_those_that_leave_the_item_out():
         listed = [m for m in row["messages"] if m["role"] == "assistant" and opening.search(m["content"])]
         of_depth = [m for m in listed if WORLD.depths[parse(m["content"]).target[0]] == depth]
         assert rest == of_depth
+
+
+def test_a_weight_is_up_to_the_decision_not_to_the_words():
+    few_words = replace(POST, plan="Plan.", plan_divided="Plan.", layer="Layer.", layer_left="Layer.")
+    for kind in KINDS:
+        for task in MEDIUM[:10]:
+            in_full, in_few = (
+                demonstrate_recovery(task, replace(ROUNDS[2], wording=wording), [kind], random.Random(0), WORLD)
+                for wording in (POST, few_words)
+            )
+            assert [message.get("weight") for message in in_few] == [message.get("weight") for message in in_full]
+
+
+def test_what_is_left_unsaid_is_the_mistake_of_the_reply_that_goes_on_without_it():
+    # The first look-up list would hold one item: it goes straight to crafting, and no list is empty.
+    turns = turns_from("textcraft_synth.train.747", Mistakes(omitted_lookups=frozenset(["c4_i2", "c1_i2_11"])), 1)
+    assert turns[0] == (
+        0,
+        "c2_i4: 2 -> c4_i2+4 c1_i2_11+2\nPlan done. Crafting bottom-up.\nLayer 1: c2_i4.\nc2_i4: 2 crafts.\n"
+        '<tool>craft({"c4_i2": 4, "c1_i2_11": 2}, ("c2_i4", 2))</tool>',
+    )
+    # The one item of the first layer is left out: the second opens in its place, with what the first had to say.
+    turns = turns_from("textcraft_synth.train.747", Mistakes(omitted_crafts=frozenset(["c2_i1"])), 3)
+    assert turns[0] == (
+        0,
+        "Plan done. Crafting bottom-up.\nLayer 2: c4_i2, c1_i2_11.\nc4_i2: 2 crafts.\n"
+        '<tool>craft({"c2_i1": 4, "c1_ore": 2}, ("c4_i2", 6))</tool>',
+    )
+    assert [weight for weight, _ in turns].count(0) == 1
 
 
 def test_a_task_without_room_gives_nothing():

@@ -2,7 +2,10 @@
 
 import ast
 import string
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +14,9 @@ from hypothesis import strategies as st
 from textcraft import Episode, Turn, load_tasks
 from textcraft.literals import MAX_CHARS, MAX_DIGITS, LiteralError, read_call
 from textcraft.tools import Craft, Finish, GetInfo, Invalid, ViewInventory, parse, render
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")  # pytest undoes what importing textcraft.literals does
 
 repeatable = settings(derandomize=True, deadline=None)
 scalars = (
@@ -191,6 +197,8 @@ NOT_THE_GRAMMAR = [
     "get_info([__import__('os').getcwd()])",
     "get_info(['a]')",
     "get_info(['a\nb'])",
+    "get_info(['\n'])",
+    "get_info(['\n'\n])",
     "get_info(['\\xz'])",
     "get_info([\u2018a\u2019])",
     "get_info(['a'\u3001'b'])",
@@ -268,6 +276,14 @@ def test_a_mebibyte_of_anything_gets_its_answer(part, frame):
 
 def test_a_reply_may_be_long_as_long_as_its_call_is_not():
     assert parse("x" * 2**20 + "<tool>finish()</tool>") == Finish()
+
+
+def test_python_does_not_warn_about_a_reply():
+    program = r"""from textcraft.tools import parse; print(parse(r"<tool>get_info(['\q', '\777'])</tool>"))"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert (done.stdout, done.stderr) == (f"{GetInfo((r'\q', chr(0o777)))}\n", "")
 
 
 @pytest.mark.parametrize(("levels", "fits"), [(99, True), (200, False), (40_000, False)])
