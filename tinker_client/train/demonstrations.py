@@ -52,7 +52,7 @@ def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Any]]:
     Raises UserError, with the row where there is one.
     """
     path = Path(source)
-    if path.is_dir() or path.suffix == ".parquet" or not (path.exists() or path.suffix):
+    if path.is_dir() or path.suffix == ".parquet" or not (path.exists() or path.suffix in (".jsonl", ".json")):
         for number, row in enumerate(_dataset(source, split), start=1):
             yield f"row {number}", _without_nulls(row)
     else:
